@@ -1,0 +1,1 @@
+"""Measurements of a bundle through the same loop that serves it."""

@@ -1,0 +1,1 @@
+"""From a quantized checkpoint and a recipe to a bundle, one file per engine."""

@@ -1,0 +1,209 @@
+"""The bundle: a directory that holds all that an engine needs to run, described by a manifest.
+
+It is the only thing that crosses from build to run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path, PurePosixPath
+
+import edge_rt
+from edge_rt import config
+from edge_rt.core import Limits
+from edge_rt.errors import BundleError, ConfigError
+from edge_rt.recipes import EngineRecipe
+from edge_rt.storage import read_json, sha256_file, write_json
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+
+_REBUILD = "rebuild the bundle with edge-rt build"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model's sizes, as far as the run side needs them."""
+
+    architecture: str
+    n_layer: int
+    n_head: int
+    head_size: int
+    vocab_size: int
+    n_positions: int
+    eos_token_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationSummary:
+    """How the weights came to be; group_size and calibration are None where there was none."""
+
+    recipe: str
+    method: str
+    bits: int
+    group_size: int | None
+    fp16_fraction: float
+    calibration_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far the engine's logits may lie from the golden ones; KL divergence in nats."""
+
+    max_abs_logit_diff: float
+    mean_kl: float
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of the bundle."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a bundle holds, how it was made and what it needs.
+
+    `libraries` are the oldest versions that can run it; `sm` is the CUDA compute capability that it
+    is bound to, `tolerance` that of its golden logits; `files` are paths within the bundle.
+    """
+
+    model: ModelInfo
+    recipe: EngineRecipe
+    quantization: QuantizationSummary
+    libraries: dict[str, str]
+    sm: str | None
+    tolerance: Tolerance | None
+    edge_rt_version: str
+    created_utc: str
+    files: dict[str, FileEntry]
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        wanted, trained = self.recipe.max_context, self.model.n_positions
+        if wanted is not None and wanted > trained:
+            raise ConfigError(
+                f"recipe.max_context is {wanted}, but the model was trained for {trained} tokens; "
+                f"lower it in the engine recipe"
+            )
+        for name in self.files:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts:
+                raise ConfigError(f"files: '{name}' lies outside the bundle")
+
+    def limits(self) -> Limits:
+        """What an engine with one buffer per request holds: a page is a whole context."""
+        context = self.recipe.max_context or self.model.n_positions
+        return Limits(
+            max_requests=self.recipe.max_batch,
+            max_rows=self.recipe.max_batch,
+            max_tokens_per_step=self.recipe.max_tokens_per_step,
+            prefill_chunk=self.recipe.prefill_chunk,
+            pages=self.recipe.max_batch,
+            page_tokens=context,
+            max_context=context,
+            vocab_size=self.model.vocab_size,
+        )
+
+
+def write_manifest(
+    directory: Path,
+    *,
+    model: ModelInfo,
+    recipe: EngineRecipe,
+    quantization: QuantizationSummary,
+    libraries: Mapping[str, str],
+    sm: str | None = None,
+    tolerance: Tolerance | None = None,
+) -> Manifest:
+    """Describe a finished directory: hash every file in it and write manifest.json.
+
+    ConfigError if recipe and model do not fit each other.
+    """
+    manifest = Manifest(
+        model=model,
+        recipe=recipe,
+        quantization=quantization,
+        libraries=dict(libraries),
+        sm=sm,
+        tolerance=tolerance,
+        edge_rt_version=edge_rt.__version__,
+        created_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        files={
+            path.relative_to(directory).as_posix(): FileEntry(
+                sha256_file(path), path.stat().st_size
+            )
+            for path in sorted(directory.rglob("*"))
+            if path.is_file() and path != directory / MANIFEST
+        },
+    )
+    write_json(directory / MANIFEST, asdict(manifest))
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle whose manifest has been read and makes sense."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def load(cls, path: Path) -> Bundle:
+        """Read the manifest; BundleError says what is wrong. The files are not read."""
+        file = path / MANIFEST
+        if not file.is_file():
+            found = f"has no {MANIFEST}" if path.is_dir() else "is not a directory"
+            raise BundleError(f"{path} is no bundle: it {found}; make one with edge-rt build")
+        table = read_json(file, BundleError)
+        version = table.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise BundleError(
+                f"{file} has schema version {version}, this edge_rt reads {SCHEMA_VERSION}; "
+                f"{_REBUILD}"
+            )
+        try:
+            return cls(path, config.from_table(Manifest, table, str(file)))
+        except ConfigError as error:
+            raise BundleError(f"{error}; {_REBUILD}") from error
+
+    def check_files(self) -> None:
+        """Compare every file with the manifest; BundleError names the first that differs."""
+        for name, entry in self.manifest.files.items():
+            file = self.path / name
+            if not file.is_file():
+                raise BundleError(f"{file} is missing; {_REBUILD}")
+            size = file.stat().st_size
+            if size != entry.size_bytes:
+                raise BundleError(
+                    f"{file} has {size} bytes, expected {entry.size_bytes}; {_REBUILD}"
+                )
+            if sha256_file(file) != entry.sha256:
+                raise BundleError(f"{file} was altered: its SHA-256 differs; {_REBUILD}")
+
+    def check_libraries(self, installed: Mapping[str, str]) -> None:
+        """BundleError for a library that is missing or older, by major.minor, than it needs."""
+        for library, needed in self.manifest.libraries.items():
+            found = installed.get(library)
+            if found is None:
+                raise BundleError(
+                    f"the bundle needs {library} {needed} or newer, which is not installed here; "
+                    f"install it: pip install '{library}>={needed}'"
+                )
+            if _major_minor(found) < _major_minor(needed):
+                raise BundleError(
+                    f"the bundle needs {library} {needed} or newer, but {found} is installed; "
+                    f"upgrade it: pip install '{library}>={needed}'"
+                )
+
+
+def _major_minor(version: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        raise BundleError(f"'{version}' is not a version number; {_REBUILD}")
+    return int(match[1]), int(match[2])

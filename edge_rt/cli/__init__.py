@@ -1,0 +1,50 @@
+"""The command line: `edge-rt COMMAND`.
+
+Each command is a module with `add_parser` and `run`; what a command needs is imported when it runs,
+so that `--help` is quick and a missing extra breaks only the commands that need it.
+Exit codes: 0 the work was done, 1 it failed, 2 the command line or a setting cannot work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from edge_rt import __version__
+from edge_rt.cli import bench, build, demo, doctor, generate, quantize, verify
+from edge_rt.errors import ConfigError, EdgeRTError
+
+COMMANDS = (quantize, build, verify, generate, bench, doctor, demo)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="edge-rt",
+        description="INT4 inference for GPT-J on NVIDIA Jetson, and on any CPU.",
+    )
+    parser.add_argument("--version", action="version", version=f"edge-rt {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        code: int = options.run(options)
+    except ConfigError as error:
+        return _fail(error, 2)
+    except EdgeRTError as error:
+        return _fail(error, 1)
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _fail(error: EdgeRTError, code: int) -> int:
+    sys.stderr.write(f"edge-rt: {error}\n")
+    return code

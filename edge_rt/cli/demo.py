@@ -1,0 +1,106 @@
+"""`edge-rt demo`: the whole chain on the shipped checkpoint, from FP16 weights to tokens."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from edge_rt import recipes
+from edge_rt.cli import bench, generate, verify
+from edge_rt.cli.output import Commands, add_command, finish, say
+from edge_rt.cli.quantize import DEFAULT_RECIPE
+
+ENGINE_RECIPE = "demo.cpu"
+PROMPTS = (
+    "The following example shows how to",
+    "def read_file(path",
+    "The SELECT statement",
+    "Return the number of",
+)
+MAX_TOKENS = 32
+SINGLE_STREAM_SAMPLES = 16
+OFFLINE_SAMPLES = 64
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command."""
+    parser = add_command(
+        commands,
+        "demo",
+        "Quantize, build, verify, generate and measure with the shipped demo checkpoint.",
+        run,
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=cache_dir(),
+        metavar="DIR",
+        help="where the quantized checkpoint and the bundle go (default %(default)s)",
+    )
+
+
+def cache_dir() -> Path:
+    """The user's cache of edge_rt."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "edge-rt"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the chain and report each stage."""
+    from edge_rt.build.bundle import build
+    from edge_rt.quant.pipeline import quantize
+
+    started = time.monotonic()
+    checkpoint = recipes.data_dir("engines") / "demo"
+    quantized, bundle = options.out / "demo.quantized", options.out / "demo.bundle"
+
+    say(options, f"1. quantize {checkpoint} to INT4")
+    info = quantize(checkpoint, quantized, DEFAULT_RECIPE)
+    say(options, f"   {100 * info.quantization.fp16_fraction:.2f} % of the weights stay in FP16")
+    say(options, f"2. build   {bundle}")
+    build(quantized, ENGINE_RECIPE, bundle)
+    say(options, "3. verify  against the float32 reference's golden logits")
+    verified = verify.verify(bundle)
+    golden = verified["golden"]
+    say(options, f"   mean KL {golden['mean_kl']:.2g} at {golden['positions']} positions")
+    say(options, f"4. generate for {len(PROMPTS)} prompts in one batch")
+    completions = generate.generate(bundle, list(PROMPTS), MAX_TOKENS)
+    for completion in completions:
+        text = (completion.prompt + completion.text).replace("\n", "\n   | ")
+        say(options, f"   | {text}\n   |")
+    say(options, "5. measure")
+    measured = _measure(bundle)
+    for result in measured.values():
+        for line in bench.lines(result):
+            say(options, f"   {line}")
+    seconds = time.monotonic() - started
+    say(options, f"Done in {seconds:.1f} s. Try: edge-rt generate {bundle} --prompt 'import os'")
+    finish(
+        options,
+        {
+            "bundle": str(bundle),
+            "fp16_fraction": info.quantization.fp16_fraction,
+            "golden": golden,
+            "completions": [completion.table() for completion in completions],
+            "bench": measured,
+            "duration_s": seconds,
+        },
+    )
+    return 0
+
+
+def _measure(bundle: Path) -> dict[str, Any]:
+    samples = {"single-stream": SINGLE_STREAM_SAMPLES, "offline": OFFLINE_SAMPLES}
+    return {
+        scenario: bench.measure(
+            scenario,
+            bundle,
+            samples=count,
+            prompt_tokens=bench.DEFAULT_PROMPT_TOKENS,
+            max_tokens=bench.DEFAULT_MAX_TOKENS,
+        )
+        for scenario, count in samples.items()
+    }

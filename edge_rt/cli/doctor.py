@@ -1,0 +1,105 @@
+"""`edge-rt doctor`: what this machine has, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from edge_rt import __version__, recipes
+from edge_rt.cli.demo import cache_dir
+from edge_rt.cli.output import Commands, add_command, finish, say
+from edge_rt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that keeps edge_rt from working here, and what mends it."""
+
+    what: str
+    mend: str
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command."""
+    add_command(commands, "doctor", "Say what this machine has and what is missing.", run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Report; exit code 1 if there is a problem."""
+    facts, problems = examine()
+    for name, value in facts.items():
+        say(options, f"{name:<22} {value}")
+    for problem in problems:
+        say(options, f"PROBLEM: {problem.what}\n   mend: {problem.mend}")
+    if not problems:
+        say(options, "no problem found")
+    finish(
+        options,
+        {**facts, "problems": [{"what": p.what, "mend": p.mend} for p in problems]},
+    )
+    return 1 if problems else 0
+
+
+def examine() -> tuple[dict[str, Any], list[Problem]]:
+    """Facts by name, and problems."""
+    from edge_rt.runtime.engines import installed_libraries
+
+    problems: list[Problem] = []
+    libraries = installed_libraries()
+    facts: dict[str, Any] = {
+        "edge_rt": __version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "memory_available_bytes": memory_available_bytes(),
+        "onnxruntime": libraries.get("onnxruntime"),
+        "onnxruntime_providers": _providers(),
+    }
+    if "onnxruntime" not in libraries:
+        problems.append(
+            Problem("onnxruntime is not installed: no CPU engine", "pip install 'edge-rt[ort]'")
+        )
+    for kind in get_args(recipes.Kind):
+        try:
+            facts[f"recipes_{kind}"] = recipes.names(kind)
+        except ConfigError as error:
+            problems.append(Problem(str(error), "pip install --force-reinstall edge-rt"))
+    cache = cache_dir()
+    facts["cache_dir"] = str(cache)
+    if not _writable(cache):
+        problems.append(
+            Problem(f"{cache} cannot be written", "set XDG_CACHE_HOME to a directory of yours")
+        )
+    return facts, problems
+
+
+def memory_available_bytes() -> int | None:
+    """What can be allocated without swapping; None where /proc does not tell.
+
+    MemAvailable, not MemFree: on a board whose GPU shares the memory the page cache fills the rest.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def _providers() -> list[str]:
+    try:
+        import onnxruntime
+    except ImportError:
+        return []
+    providers: list[str] = onnxruntime.get_available_providers()
+    return providers
+
+
+def _writable(directory: Path) -> bool:
+    """Whether the directory, or the nearest that exists above it, can be written."""
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    return os.access(directory, os.W_OK)

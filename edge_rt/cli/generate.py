@@ -1,0 +1,132 @@
+"""`edge-rt generate`: continue prompts, several at once in one batch."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_rt.cli.output import Commands, add_command, finish, positive, say
+from edge_rt.core import FinishReason, Request, SamplingParams, TokenEvent
+from edge_rt.errors import EngineError
+from edge_rt.tokenizer import IncrementalDetokenizer, Tokenizer
+
+DEFAULT_MAX_TOKENS = 64
+
+OnText = Callable[[str], None]
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command."""
+    parser = add_command(commands, "generate", "Continue prompts greedily.", run)
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        required=True,
+        metavar="TEXT",
+        help="give it several times to continue several prompts in one batch",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=positive,
+        default=DEFAULT_MAX_TOKENS,
+        metavar="N",
+        help=f"new tokens for each prompt at most (default {DEFAULT_MAX_TOKENS})",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Generate; a single prompt's text is printed as it comes."""
+    alone = len(options.prompt) == 1
+
+    def on_text(piece: str) -> None:
+        if alone:
+            say(options, piece, end="")
+
+    if alone:
+        say(options, options.prompt[0], end="")
+    completions = generate(options.bundle, options.prompt, options.max_tokens, on_text)
+    if alone:
+        say(options)
+    else:
+        for completion in completions:
+            say(options, f"--- {completion.prompt}\n{completion.prompt}{completion.text}")
+    finish(options, {"completions": [completion.table() for completion in completions]})
+    return 0
+
+
+@dataclass(slots=True)
+class Completion:
+    """One prompt's continuation as its events come in."""
+
+    prompt: str
+    detokenizer: IncrementalDetokenizer
+    submitted_ns: int
+    on_text: OnText
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    first_token_ns: int = 0
+    ended_ns: int = 0
+    finish: FinishReason | None = None
+    message: str = ""
+
+    def on_event(self, event: TokenEvent) -> None:
+        """Take one event of the loop."""
+        piece = ""
+        if event.token is not None:
+            self.first_token_ns = self.first_token_ns or time.monotonic_ns()
+            self.tokens.append(event.token)
+            piece = self.detokenizer.push(event.token)
+        if event.finish is not None:
+            self.finish, self.message = event.finish, event.message
+            self.ended_ns = time.monotonic_ns()
+            piece += self.detokenizer.finish()
+        self.text += piece
+        self.on_text(piece)
+
+    def table(self) -> dict[str, Any]:
+        """As JSON."""
+        assert self.finish is not None
+        return {
+            "prompt": self.prompt,
+            "text": self.text,
+            "tokens": len(self.tokens),
+            "finish_reason": self.finish.value,
+            "ttft_ms": (self.first_token_ns - self.submitted_ns) * 1e-6 if self.tokens else None,
+            "latency_ms": (self.ended_ns - self.submitted_ns) * 1e-6,
+        }
+
+
+def generate(
+    path: Path, prompts: list[str], max_tokens: int, on_text: OnText = lambda _piece: None
+) -> list[Completion]:
+    """Continue all prompts at once; EngineError if the engine fails in one of them."""
+    from edge_rt.bundle import Bundle
+    from edge_rt.loop import Loop
+    from edge_rt.runtime.engines import open_engine
+
+    bundle = Bundle.load(path)
+    tokenizer = Tokenizer.load(path)
+    eos = bundle.manifest.model.eos_token_id
+    sampling = SamplingParams(max_tokens, frozenset() if eos is None else frozenset({eos}))
+    loop = Loop(open_engine(bundle))
+    completions = []
+    try:
+        for index, prompt in enumerate(prompts):
+            tokens = tuple(tokenizer.encode(prompt))
+            completion = Completion(
+                prompt, IncrementalDetokenizer(tokenizer), time.monotonic_ns(), on_text
+            )
+            loop.submit(Request(f"prompt-{index}", tokens, sampling), completion.on_event)
+            completions.append(completion)
+        loop.run_until_idle()
+    finally:
+        loop.close()
+    for completion in completions:
+        if completion.finish is FinishReason.ERROR:
+            raise EngineError(completion.message)
+    return completions

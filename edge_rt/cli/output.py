@@ -1,0 +1,59 @@
+"""What commands print: text for people, or one JSON object with `--json`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from edge_rt.errors import ConfigError
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
+Run = Callable[[argparse.Namespace], int]
+
+STDOUT = "-"
+
+
+def add_command(commands: Commands, name: str, summary: str, run: Run) -> argparse.ArgumentParser:
+    """A command's parser, with the option that all commands share."""
+    parser = commands.add_parser(name, help=summary, description=summary)
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="write one JSON object to FILE, or to stdout instead of text if there is no FILE",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number of 1 or more."""
+    if text.isascii() and text.isdigit() and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
+
+
+def say(options: argparse.Namespace, line: str = "", end: str = "\n") -> None:
+    """A line for people; nothing when stdout carries JSON."""
+    if options.json != STDOUT:
+        sys.stdout.write(line + end)
+        sys.stdout.flush()
+
+
+def finish(options: argparse.Namespace, result: Mapping[str, Any]) -> None:
+    """Write the command's JSON object, where it was asked for."""
+    if options.json is None:
+        return
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if options.json == STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(options.json).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{options.json} cannot be written: {error.strerror}") from error

@@ -1,0 +1,62 @@
+"""`edge-rt verify`: is a bundle whole, and does its engine compute what the reference computed?"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edge_rt.cli.output import Commands, add_command, finish, say
+
+
+def add_parser(commands: Commands) -> None:
+    """Describe the command."""
+    parser = add_command(
+        commands, "verify", "Check a bundle's files and its engine's golden logits.", run
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check; an error names the first mismatch."""
+    result = verify(options.bundle)
+    golden = result["golden"]
+    say(options, f"{options.bundle}: {result['files']} files match the manifest")
+    if golden is None:
+        say(options, f"engine {result['engine']} computes nothing, so there are no golden logits")
+    else:
+        say(
+            options,
+            f"golden logits match at {golden['positions']} positions: largest difference "
+            f"{golden['max_abs_logit_diff']:.2g}, mean KL {golden['mean_kl']:.2g}, "
+            f"same token {100 * golden['top1_agreement']:.0f} %",
+        )
+    finish(options, {"bundle": str(options.bundle), **result})
+    return 0
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """The checks themselves; raises BundleError or EngineError at the first mismatch."""
+    from edge_rt.bundle import Bundle
+    from edge_rt.golden import GOLDEN_FILE, Golden
+    from edge_rt.runtime import selfcheck
+    from edge_rt.runtime.engines import open_engine
+
+    bundle = Bundle.load(path)
+    bundle.check_files()
+    engine = open_engine(bundle)
+    golden = None
+    try:
+        tolerance = bundle.manifest.tolerance
+        if tolerance is not None:
+            report = selfcheck.compare(engine, Golden.load(path / GOLDEN_FILE))
+            report.check(tolerance)
+            golden = asdict(report)
+    finally:
+        engine.close()
+    return {
+        "engine": bundle.manifest.recipe.engine,
+        "files": len(bundle.manifest.files),
+        "golden": golden,
+    }

@@ -1,0 +1,47 @@
+"""Every exception that edge_rt raises on purpose.
+
+EdgeRTError
+├── ConfigError        a setting, recipe or command line that cannot work; says which key
+├── CheckpointError    a model directory that cannot be read as what it says it is; names the tensor
+├── BundleError        a bundle that is damaged, foreign or of another version; says how to rebuild
+├── RequestError       a request that can never be served; says what would fit
+└── EngineError        the engine failed while it worked
+    └── MissingLibraryError   a library of an extra is not installed; names the extra
+
+A message says what was found, what was expected and what to do. `assert` is left for invariants.
+"""
+
+from __future__ import annotations
+
+
+class EdgeRTError(Exception):
+    """Base of all of them; the command line prints its message and exits with 1."""
+
+
+class ConfigError(EdgeRTError):
+    """A setting, recipe or command line that cannot work; the command line exits with 2."""
+
+
+class CheckpointError(EdgeRTError):
+    """A model directory that cannot be read as what it says it is."""
+
+
+class BundleError(EdgeRTError):
+    """A bundle that is damaged, foreign, or written by another version."""
+
+
+class RequestError(EdgeRTError):
+    """A request that can never be served by this engine."""
+
+
+class EngineError(EdgeRTError):
+    """The engine failed while it worked."""
+
+
+class MissingLibraryError(EngineError):
+    """A library that this engine needs is not installed."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        super().__init__(
+            f"{library} is not installed; install it with: pip install 'edge-rt[{extra}]'"
+        )

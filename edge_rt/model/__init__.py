@@ -1,0 +1,1 @@
+"""What a GPT-J is: its tensors, its arithmetic, its graph."""

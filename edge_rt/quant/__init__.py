@@ -1,0 +1,1 @@
+"""From a float checkpoint to a quantized one: calibrate, choose, round, write."""

@@ -1,0 +1,159 @@
+"""Recipes by name: engine recipes in engines/, quantization recipes in calib/.
+
+In an installed wheel both folders lie in `edge_rt/_data`; in a checkout beside the package.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from edge_rt import config
+from edge_rt.errors import ConfigError
+
+Kind = Literal["engines", "calib"]
+
+MAX_BATCH = 16
+MAX_ROWS = 64
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class OrtOptions:
+    """ONNX Runtime engine.
+
+    `accuracy_level` 0 multiplies in float32; 4 quantizes activations to int8 in blocks, which is
+    about twice as fast. With `block_size` 32 a row's result is the same bits in any batch.
+    `threads` 0 takes every core.
+    """
+
+    accuracy_level: Literal[0, 4] = 4
+    block_size: Literal[32, 64, 128] = 32
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.threads >= 0, f"threads must be 0 (all cores) or more, found {self.threads}")
+
+
+@dataclass(frozen=True, slots=True)
+class NullOptions:
+    """The engine that computes nothing: a step takes `step_ms` plus `row_ms` for each row."""
+
+    step_ms: float = 0.0
+    row_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(self.step_ms >= 0 and self.row_ms >= 0, "step_ms and row_ms must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecipe:
+    """How a bundle is built and how much it serves at once; one file in engines/ each."""
+
+    engine: Literal["ort", "null"]
+    max_batch: int = 8
+    max_context: int | None = None  # None: what the model was trained for
+    prefill_chunk: int = 64
+    max_tokens_per_step: int = 256
+    ort: OrtOptions = field(default_factory=OrtOptions)
+    null: NullOptions = field(default_factory=NullOptions)
+
+    def __post_init__(self) -> None:
+        _require(
+            1 <= self.max_batch <= MAX_BATCH,
+            f"max_batch must be 1 to {MAX_BATCH} requests, found {self.max_batch}",
+        )
+        _require(
+            self.max_context is None or self.max_context >= 2,
+            f"max_context must be 2 tokens or more, found {self.max_context}",
+        )
+        _require(
+            self.prefill_chunk >= 1, f"prefill_chunk must be 1 or more, found {self.prefill_chunk}"
+        )
+        # Else a new prompt would wait for as long as a full batch decodes.
+        _require(
+            self.max_tokens_per_step >= self.prefill_chunk + self.max_batch,
+            f"max_tokens_per_step must be at least prefill_chunk + max_batch "
+            f"({self.prefill_chunk + self.max_batch}), found {self.max_tokens_per_step}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationText:
+    """Which text is shown to the model, and how much of it: `sequences` of `tokens` each."""
+
+    text: str = "calibration.txt"
+    sequences: int = 64
+    tokens: int = 256
+
+    def __post_init__(self) -> None:
+        _require(
+            self.sequences >= 1 and self.tokens >= 2,
+            f"calibration needs at least 1 sequence of 2 tokens, found {self.sequences} of "
+            f"{self.tokens}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QuantRecipe:
+    """How a checkpoint is quantized; one file in calib/ each. `float` keeps every weight."""
+
+    method: Literal["rtn", "float"] = "rtn"
+    group_size: Literal[32, 64, 128] = 128
+    outlier_fraction: float = 0.01
+    calibration: CalibrationText = field(default_factory=CalibrationText)
+
+    def __post_init__(self) -> None:
+        _require(
+            0.0 <= self.outlier_fraction <= 0.5,
+            f"outlier_fraction must be 0 to 0.5, found {self.outlier_fraction}",
+        )
+
+
+def data_dir(kind: Kind) -> Path:
+    """The folder of shipped recipes and data: in the wheel, else in the checkout."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "_data" / kind, package.parent / kind):
+        if folder.is_dir():
+            return folder
+    raise ConfigError(f"this installation has no {kind}/ folder; reinstall edge-rt")
+
+
+def names(kind: Kind) -> list[str]:
+    """The recipes that this installation ships."""
+    return sorted(path.name.removesuffix(".toml") for path in data_dir(kind).glob("*.toml"))
+
+
+def find(kind: Kind, name_or_file: str) -> Path:
+    """A recipe's file: a shipped name, or the path of a .toml file."""
+    as_path = Path(name_or_file)
+    if as_path.suffix == ".toml":
+        if as_path.is_file():
+            return as_path
+        raise ConfigError(f"recipe file {as_path} does not exist")
+    if name_or_file in names(kind):
+        return data_dir(kind) / f"{name_or_file}.toml"
+    match = difflib.get_close_matches(name_or_file, names(kind), n=1)
+    hint = f"; did you mean '{match[0]}'?" if match else ""
+    raise ConfigError(
+        f"no recipe '{name_or_file}'{hint} (shipped: {', '.join(names(kind))}; "
+        f"or give the path of a .toml file)"
+    )
+
+
+def engine(name_or_file: str) -> EngineRecipe:
+    """Load an engine recipe."""
+    return config.load(EngineRecipe, find("engines", name_or_file))
+
+
+def quantization(name_or_file: str) -> tuple[QuantRecipe, Path]:
+    """Load a quantization recipe and find its calibration text, which lies beside it."""
+    path = find("calib", name_or_file)
+    recipe = config.load(QuantRecipe, path)
+    return recipe, path.parent / recipe.calibration.text

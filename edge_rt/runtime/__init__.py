@@ -1,0 +1,1 @@
+"""Engines: each executes batches over a bundle, behind the protocol in base.py."""

@@ -1,0 +1,176 @@
+"""The ONNX Runtime engine: any CPU, with one key-value buffer per row, updated in place.
+
+A row's single page is its slot in the buffers. Decoding runs over a contiguous range of slots,
+since a session sees the caches as one tensor; a slot inside the range that does not decode in this
+step runs along with a harmless token at its next free position, which the row's own next token
+overwrites.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.core import DecodeRow, Limits, PrefillChunk
+from edge_rt.errors import EngineError, MissingLibraryError
+from edge_rt.recipes import OrtOptions
+from edge_rt.runtime import sampler
+from edge_rt.runtime.base import Sampled
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+MODEL_FILE = "model.onnx"
+
+Array = npt.NDArray[Any]
+
+
+class OrtRunner:
+    """Runs model.onnx of a bundle; see Runner for the contract."""
+
+    def __init__(self, model: Path, limits: Limits, options: OrtOptions) -> None:
+        """Load the model and allocate every slot; EngineError says what ONNX Runtime refused."""
+        self._limits = limits
+        self._memory = _Memory(_session(model, options), limits)
+        self._filled = np.zeros(limits.max_rows, np.int32)
+        self._decode_steps: dict[tuple[int, int], _Step] = {}
+        self._prefill_steps: dict[tuple[int, int], _Step] = {}
+
+    @property
+    def limits(self) -> Limits:
+        """Slots are pages of `max_context` tokens."""
+        return self._limits
+
+    def prefill(self, chunks: Sequence[PrefillChunk], *, want_logits: bool = False) -> Sampled:
+        """One session run for each chunk."""
+        tokens: list[int | None] = []
+        logits = []
+        for chunk in chunks:
+            (slot,) = chunk.pages
+            key = slot, len(chunk.tokens)
+            if key not in self._prefill_steps:
+                self._prefill_steps[key] = _Step(self._memory, slot, 1, len(chunk.tokens))
+            step = self._prefill_steps[key]
+            step.input_ids[0] = chunk.tokens
+            step.run(np.array([chunk.start], np.int32))
+            self._filled[slot] = chunk.start + len(chunk.tokens)
+            if chunk.sampling is None:
+                tokens.append(None)
+                continue
+            tokens.append(sampler.sample(self._memory.logits[slot], chunk.sampling))
+            if want_logits:
+                logits.append(self._memory.logits[slot].copy())
+        return Sampled(tuple(tokens), np.stack(logits) if logits else None)
+
+    def decode(self, rows: Sequence[DecodeRow], *, want_logits: bool = False) -> Sampled:
+        """One session run for all rows."""
+        slots = [row.pages[0] for row in rows]
+        first, count = min(slots), max(slots) - min(slots) + 1
+        if (first, count) not in self._decode_steps:
+            self._decode_steps[first, count] = _Step(self._memory, first, count, 1)
+        step = self._decode_steps[first, count]
+        step.input_ids[:] = 0
+        # A slot that runs along may be full; its row has ended, so any position will do.
+        past = np.minimum(self._filled[first : first + count], self._limits.max_context - 1)
+        for slot, row in zip(slots, rows, strict=True):
+            step.input_ids[slot - first, 0] = row.token
+            past[slot - first] = row.position
+        step.run(past)
+        for slot, row in zip(slots, rows, strict=True):
+            self._filled[slot] = row.position + 1
+        tokens = tuple(
+            sampler.sample(self._memory.logits[slot], row.sampling)
+            for slot, row in zip(slots, rows, strict=True)
+        )
+        return Sampled(tokens, self._memory.logits[slots] if want_logits else None)
+
+    def close(self) -> None:
+        """Drop the session and the buffers."""
+        self._decode_steps.clear()
+        self._prefill_steps.clear()
+        if hasattr(self, "_memory"):
+            del self._memory
+
+
+class _Memory:
+    """The session and the buffers that its runs are bound to."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, limits: Limits) -> None:
+        self.session = session
+        inputs = {value.name: value for value in session.get_inputs()}
+        self.takes_positions = "position_ids" in inputs
+        self.layers = sum(name.startswith("k_cache.") for name in inputs)
+        _, heads, _, head = inputs["k_cache.0"].shape
+        # Slots that never ran must hold finite numbers: the caches are zeroed, not just allocated.
+        self.caches = np.zeros(
+            (self.layers, 2, limits.max_rows, heads, limits.max_context, head), np.float32
+        )
+        self.logits = np.zeros((limits.max_rows, limits.vocab_size), np.float32)
+
+
+class _Step:
+    """Inputs and outputs bound once for `count` slots from `first` and `tokens` tokens each."""
+
+    def __init__(self, memory: _Memory, first: int, count: int, tokens: int) -> None:
+        self._session = memory.session
+        self._binding = memory.session.io_binding()
+        self.input_ids = np.zeros((count, tokens), np.int32)
+        self._seqlens_k = np.zeros(count, np.int32)
+        self._total_len = np.zeros(1, np.int32)
+        self._last_idx = np.full((count, 1), tokens - 1, np.int64)
+        self._position_ids = np.zeros((count, tokens), np.int64)
+        self._offsets = np.arange(tokens, dtype=np.int64)
+        inputs: dict[str, Array] = {
+            "input_ids": self.input_ids,
+            "seqlens_k": self._seqlens_k,
+            "total_len": self._total_len,
+            "last_idx": self._last_idx,
+        }
+        if memory.takes_positions:
+            inputs["position_ids"] = self._position_ids
+        for name, array in inputs.items():
+            self._bind(self._binding.bind_input, name, array)
+        slots = slice(first, first + count)
+        self._bind(self._binding.bind_output, "logits", memory.logits[slots])
+        for layer in range(memory.layers):
+            for kind, cache in zip("kv", memory.caches[layer], strict=True):
+                # The same memory in and out: the new tokens are appended in place.
+                self._bind(self._binding.bind_input, f"{kind}_cache.{layer}", cache[slots])
+                self._bind(self._binding.bind_output, f"{kind}_out.{layer}", cache[slots])
+
+    def run(self, past: npt.NDArray[np.int32]) -> None:
+        """Append this step's tokens behind `past` [count] filled positions of each slot."""
+        tokens = self.input_ids.shape[1]
+        self._seqlens_k[:] = past + (tokens - 1)
+        self._total_len[0] = past.max() + tokens
+        self._position_ids[:] = past[:, None] + self._offsets
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # onnxruntime raises RuntimeError and its own classes
+            raise EngineError(f"ONNX Runtime failed in a step: {error}") from error
+
+    @staticmethod
+    def _bind(bind: Callable[..., None], name: str, array: Array) -> None:
+        bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def _session(model: Path, options: OrtOptions) -> onnxruntime.InferenceSession:
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise MissingLibraryError("onnxruntime", "ort") from error
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = options.threads or os.cpu_count() or 1
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = 3
+    # A daemon shares its cores: spinning workers would starve whatever runs beside it.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises RuntimeError and its own classes
+        raise EngineError(f"ONNX Runtime cannot load {model}: {error}") from error

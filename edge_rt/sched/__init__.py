@@ -1,0 +1,1 @@
+"""Which request does what in the next step: pure Python, no clock, no engine, no threads."""

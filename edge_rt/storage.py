@@ -1,0 +1,145 @@
+"""Directories that appear whole or not at all, and the small files in them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edge_rt.errors import ConfigError, EdgeRTError
+
+_CHUNK_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path, marker: str) -> Iterator[Path]:
+    """Yield an empty directory that takes the place of `path` once the block has succeeded.
+
+    The block must write the file `marker` into it. What stands at `path` is replaced only if it
+    is an empty directory or holds `marker` too, so that nobody's own files are ever deleted:
+    ConfigError otherwise. If the block fails, `path` stays as it was. What a killed run left
+    beside `path` is put right by the next one.
+    """
+    path = path.resolve()  # through a link, the directory is replaced and the link stays
+    partial = path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _recover(path)
+        _check_replaceable(path, marker)
+        partial.mkdir()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; choose another directory"
+        ) from error
+    try:
+        with _locked(partial):
+            yield partial
+            assert (partial / marker).is_file(), f"the block did not write {marker}"
+            _flush(partial)
+            _swap(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _check_replaceable(path: Path, marker: str) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ConfigError(f"{path} is a file, expected a directory; choose another name")
+    if not (path / marker).is_file() and any(path.iterdir()):
+        raise ConfigError(
+            f"{path} holds files but no {marker}, so edge_rt did not write it and will not "
+            f"replace it; choose another directory or empty this one"
+        )
+
+
+def _swap(partial: Path, path: Path) -> None:
+    """Rename `partial` to `path`; what was there is deleted last."""
+    old = path.parent / f".{path.name}.old-{secrets.token_hex(4)}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(old)
+        partial.rename(path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    _sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _recover(path: Path) -> None:
+    """Undo what a killed run left: one killed between the two renames of `_swap` had no target."""
+    for sibling in list(path.parent.iterdir()):
+        if sibling.name.startswith(f".{path.name}.old-"):
+            if path.exists():
+                shutil.rmtree(sibling, ignore_errors=True)
+            else:
+                sibling.rename(path)
+        elif sibling.name.startswith(f".{path.name}.partial-"):
+            # One that is still locked belongs to a run that is alive.
+            with contextlib.suppress(BlockingIOError), _locked(sibling):
+                shutil.rmtree(sibling, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock, which the kernel drops when the process dies."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _flush(directory: Path) -> None:
+    """Bring the tree to disk, files before the directories that name them."""
+    for folder, _, files in os.walk(directory, topdown=False):
+        for name in files:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_file(path: Path) -> str:
+    """The file's SHA-256 in hexadecimal, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_json(path: Path, table: object) -> None:
+    """Write indented JSON with sorted keys; ValueError for NaN and infinities."""
+    text = json.dumps(table, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: Path, error: type[EdgeRTError]) -> dict[str, Any]:
+    """Read a JSON object; any fault is raised as `error` and names the file."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as cause:
+        raise error(f"{path} cannot be read: {cause.strerror}") from cause
+    except ValueError as cause:  # not UTF-8 or not JSON
+        raise error(f"{path} is not valid JSON: {cause}") from cause
+    if not isinstance(table, dict):
+        raise error(f"{path} holds a JSON {type(table).__name__}, expected an object")
+    return table
