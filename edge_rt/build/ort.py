@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from tqdm import tqdm
 
 from edge_rt.bundle import Tolerance
 from edge_rt.errors import ConfigError
@@ -129,7 +130,7 @@ class _Rewriter:
             "RopeAttention": self._rope_attention,
             "HeadLogits": self._head_logits,
         }
-        for node in self._decoder.node:
+        for node in tqdm(self._decoder.node, desc="build", unit="node", disable=None):
             if node.domain == functions.DOMAIN:
                 rewrite[node.op_type](node)
             else:

@@ -48,6 +48,8 @@ def measure(
     scenario: str, path: Path, *, samples: int, prompt_tokens: int, max_tokens: int
 ) -> dict[str, Any]:
     """Run one scenario over a bundle, after one request to warm up."""
+    from tqdm import tqdm
+
     from edge_rt.bench import report, timer, workloads
     from edge_rt.bundle import Bundle
     from edge_rt.loop import Loop
@@ -60,7 +62,8 @@ def measure(
     try:
         timer.single_stream(loop, prompts[:1], max_tokens)
         measured = timer.single_stream if scenario == "single-stream" else timer.offline
-        table = report.summarize(measured(loop, prompts, max_tokens))
+        with tqdm(total=samples, desc=scenario, unit="request", disable=None) as progress:
+            table = report.summarize(measured(loop, prompts, max_tokens, progress.update))
     finally:
         loop.close()
     return {

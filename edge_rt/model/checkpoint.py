@@ -6,7 +6,6 @@ read; values are checked as they are read.
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from edge_rt.errors import CheckpointError, MissingLibraryError
 from edge_rt.model.gptj import F32, ModelConfig, layer_tensors, outer_tensors
+from edge_rt.model.stored import stored_tensors
 from edge_rt.storage import read_json
 
 _PREFIX = "transformer."
@@ -203,22 +203,16 @@ class _Safetensors:
             raise CheckpointError(
                 f"{path} is truncated or damaged ({error}); download it again"
             ) from error
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            data_start = file.tell()
-        header.pop("__metadata__", None)
         self.path = path
+        self._stored = stored_tensors(path)
         self.tensors: Mapping[str, _Stored] = {
-            key: _Stored(value["dtype"], tuple(value["shape"])) for key, value in header.items()
-        }
-        self._offsets = {
-            key: data_start + value["data_offsets"][0] for key, value in header.items()
+            key: _Stored(tensor.dtype, tensor.shape) for key, tensor in self._stored.items()
         }
 
     def read(self, key: str) -> F32:
-        stored = self.tensors[key]
+        stored = self._stored[key]
         count = int(np.prod(stored.shape))
-        raw = np.fromfile(self.path, _STORED[stored.dtype], count, offset=self._offsets[key])
+        raw = np.fromfile(self.path, _STORED[stored.dtype], count, offset=stored.offset)
         if stored.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
             wide = raw.astype(np.uint32)

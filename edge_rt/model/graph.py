@@ -11,9 +11,7 @@ float32 [batch, vocab] and the caches with the new tokens appended, `k_out.l` an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -21,6 +19,7 @@ from onnx import TensorProto, helper
 
 from edge_rt.model.functions import DOMAIN, OPSET
 from edge_rt.model.gptj import LINEARS, LinearSpec, ModelConfig
+from edge_rt.model.stored import StoredTensor, stored_tensors
 
 FILE = "decoder.onnx"
 OUTER_FILE = "outer.safetensors"
@@ -37,32 +36,6 @@ _ONNX_TYPES = {
 def layer_file(layer: int) -> str:
     """The safetensors file of one decoder layer."""
     return f"layer.{layer:03d}.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where a tensor's bytes lie in a safetensors file."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    length_bytes: int
-
-
-def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file by name: an 8-byte header length, then JSON, then data."""
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        tensors[name] = StoredTensor(
-            path.name, entry["dtype"], tuple(entry["shape"]), 8 + header_bytes + start, end - start
-        )
-    return tensors
 
 
 def write_decoder(directory: Path, config: ModelConfig) -> Path:

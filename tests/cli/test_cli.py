@@ -1,0 +1,245 @@
+"""The command line as a user meets it: text, --json, exit codes, and errors that help."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_rt import __version__
+from edge_rt.cli import main
+
+BundleFactory = Callable[[str], Path]
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    table: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return table
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"edge-rt {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nothing"],
+        ["generate", "bundle"],
+        ["generate", "bundle", "--prompt", "x", "--max-tokens", "0"],
+        ["generate", "bundle", "--prompt", "x", "--max-tokens", "²"],
+        ["bench", "sideways", "bundle"],
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+def test_quantize_build_verify(
+    demo_checkpoint: Path,
+    small_recipe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    quantized, bundle = str(tmp_path / "quantized"), str(tmp_path / "bundle")
+    made = run_json(
+        capsys,
+        "quantize",
+        str(demo_checkpoint),
+        "--out",
+        quantized,
+        "--recipe",
+        str(small_recipe),
+    )
+    assert made["bits"] == 4
+    assert made["group_size"] == 128
+    # 4 of 384 and 16 of 1536 channels: 1 %, rounded up.
+    assert made["fp16_fraction"] == pytest.approx(4 / 384)
+    built = run_json(capsys, "build", quantized, "--recipe", "demo.cpu", "--out", bundle)
+    assert built["engine"] == "ort"
+    verified = run_json(capsys, "verify", bundle)
+    assert verified["golden"]["positions"] == 32
+    assert verified["golden"]["mean_kl"] < 0.02
+
+
+def test_verify_names_the_altered_file(
+    demo_bundle: BundleFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(demo_bundle("demo.cpu"), bundle)
+    weights = bytearray((bundle / "weights.bin").read_bytes())
+    weights[len(weights) // 2] ^= 1
+    (bundle / "weights.bin").write_bytes(weights)
+    assert main(["verify", str(bundle)]) == 1
+    captured = capsys.readouterr()
+    assert "weights.bin was altered" in captured.err
+    assert "edge-rt build" in captured.err
+    assert captured.out == ""
+
+
+def test_verify_says_that_the_null_engine_has_no_logits(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(demo_bundle("demo.null"))]) == 0
+    assert "no golden logits" in capsys.readouterr().out
+
+
+def test_generate_prints_prompt_and_text(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = str(demo_bundle("demo.cpu"))
+    arguments = ["generate", bundle, "--prompt", "def read_file(path", "--max-tokens", "8"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("def read_file(path")
+    (completion,) = run_json(capsys, *arguments)["completions"]
+    assert text == completion["prompt"] + completion["text"] + "\n"
+    assert completion["tokens"] == 8
+    assert completion["finish_reason"] == "length"
+    assert 0 < completion["ttft_ms"] <= completion["latency_ms"]
+
+
+def test_prompts_in_one_batch_get_what_they_get_alone(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = str(demo_bundle("demo.cpu"))
+    prompts = ["import os", "The SELECT statement", "x", "Return the number of", "import os"]
+    together = run_json(
+        capsys,
+        "generate",
+        bundle,
+        "--max-tokens",
+        "12",
+        *(part for prompt in prompts for part in ("--prompt", prompt)),
+    )
+    for prompt, completion in zip(prompts, together["completions"], strict=True):
+        alone = run_json(capsys, "generate", bundle, "--max-tokens", "12", "--prompt", prompt)
+        assert completion["text"] == alone["completions"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("", "empty"), ("word " * 600, "what fits"), ("\udc80", "half a surrogate pair")],
+)
+def test_a_prompt_that_cannot_be_served(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str], prompt: str, message: str
+) -> None:
+    assert main(["generate", str(demo_bundle("demo.null")), "--prompt", prompt]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scenario", ["single-stream", "offline"])
+def test_bench_reports_the_keys_of_the_contract(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str], scenario: str
+) -> None:
+    table = run_json(
+        capsys,
+        "bench",
+        scenario,
+        str(demo_bundle("demo.null")),
+        "--samples",
+        "20",
+        "--max-tokens",
+        "4",
+        "--prompt-tokens",
+        "16",
+    )
+    assert table["samples"] == 20
+    assert table["tokens"] == 80
+    assert 0 < table["latency_ms_p50"] <= table["latency_ms_p90"] <= table["latency_ms_p99"]
+    assert 0 < table["ttft_ms_p50"] <= table["ttft_ms_p99"]
+    assert table["tpot_ms_p50"] >= 0
+    assert table["throughput_tok_s"] == pytest.approx(80 / table["duration_s"])
+    assert table["samples_per_s"] == pytest.approx(20 / table["duration_s"])
+    assert any("20 samples" in warning for warning in table["warnings"])
+
+
+def test_json_to_a_file_leaves_the_text(
+    demo_bundle: BundleFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    assert main(["verify", str(demo_bundle("demo.null")), "--json", str(file)]) == 0
+    assert "match the manifest" in capsys.readouterr().out
+    assert json.loads(file.read_text())["engine"] == "null"
+
+
+def test_json_file_that_cannot_be_written(
+    demo_bundle: BundleFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "none" / "result.json"
+    assert main(["verify", str(demo_bundle("demo.null")), "--json", str(file)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["verify", "nowhere"], 1, "is no bundle"),
+        (["quantize", "nowhere", "--out", "q"], 1, "nowhere"),
+        (["build", "nowhere", "--recipe", "demo.cpu", "--out", "b"], 1, "no quantized checkpoint"),
+        (["build", "nowhere", "--recipe", "demo.cpi", "--out", "b"], 2, "did you mean 'demo.cpu'?"),
+    ],
+)
+def test_errors_say_what_to_do(
+    arguments: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == code
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_finds_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+    table = run_json(capsys, "doctor")
+    assert table["problems"] == []
+    assert "CPUExecutionProvider" in table["onnxruntime_providers"]
+    assert "demo.cpu" in table["recipes_engines"]
+    assert table["memory_available_bytes"] > 0
+
+
+def test_doctor_names_the_command_that_mends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edge_rt.runtime.engines.installed_libraries", dict)
+    assert main(["doctor"]) == 1
+    assert "mend: pip install 'edge-rt[ort]'" in capsys.readouterr().out
+
+
+def test_help_loads_no_engine() -> None:
+    """Neither ONNX Runtime nor NumPy: a broken extra must not break --help."""
+    code = (
+        "import sys\nfrom edge_rt.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "loaded = {'numpy', 'onnx', 'onnxruntime', 'torch'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_run_side_loads_nothing_of_the_build_side(demo_bundle: BundleFactory) -> None:
+    code = (
+        "import sys\nfrom edge_rt.cli import main\n"
+        f"assert main(['generate', {str(demo_bundle('demo.cpu'))!r}, '--prompt', 'x']) == 0\n"
+        "loaded = {'torch', 'transformers', 'onnx', 'edge_rt.quant', 'edge_rt.build', "
+        "'edge_rt.model.checkpoint'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
