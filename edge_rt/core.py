@@ -79,7 +79,11 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The work of one step. A request is in at most one of the two lists."""
+    """The work of one step.
+
+    A request is in at most one of the two lists; in `prefill` it may stand several times, its
+    chunks in order.
+    """
 
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[DecodeRow, ...] = ()

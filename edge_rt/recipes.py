@@ -43,7 +43,7 @@ class OrtOptions:
 
 @dataclass(frozen=True, slots=True)
 class NullOptions:
-    """The engine that computes nothing: a step takes `step_ms` plus `row_ms` for each row."""
+    """The engine that computes nothing: a call takes `step_ms` plus `row_ms` for each row."""
 
     step_ms: float = 0.0
     row_ms: float = 0.0

@@ -8,6 +8,7 @@ Exit codes: 0 the work was done, 1 it failed, 2 the command line or a setting ca
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         command.add_parser(commands)
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path or prompt may hold what the terminal's encoding cannot say.
+        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         code: int = options.run(options)

@@ -42,13 +42,14 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Generate; a single prompt's text is printed as it comes."""
     alone = len(options.prompt) == 1
+    unsaid = options.prompt[0]
 
     def on_text(piece: str) -> None:
+        nonlocal unsaid
         if alone:
-            say(options, piece, end="")
+            say(options, unsaid + piece, end="")
+            unsaid = ""
 
-    if alone:
-        say(options, options.prompt[0], end="")
     completions = generate(options.bundle, options.prompt, options.max_tokens, on_text)
     if alone:
         say(options)

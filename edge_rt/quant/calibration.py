@@ -11,7 +11,7 @@ import numpy.typing as npt
 from edge_rt.errors import ConfigError
 from edge_rt.model.gptj import F32, Layer, ModelConfig, forward_layer
 
-_BATCH_TOKENS = 4096  # bounds the activations that are alive at once
+_BATCH_TOKENS = 1024  # bounds the activations that are alive at once
 
 
 @dataclass(slots=True)

@@ -50,6 +50,13 @@ def execute(batch: Batch, limits: Limits) -> StepResult:
     )
 
 
+def serving(limits: Limits, *requests: Request) -> Scheduler:
+    scheduler = Scheduler(limits)
+    for one in requests:
+        scheduler.add(one)
+    return scheduler
+
+
 def step(scheduler: Scheduler, limits: Limits = PAGED) -> list[TokenEvent]:
     return scheduler.finish(execute(scheduler.schedule(0), limits), 0)
 
@@ -62,8 +69,7 @@ def turn(scheduler: Scheduler, limits: Limits, budget: PowerBudget) -> str:
 
 
 def alone(one: Request, limits: Limits) -> list[TokenEvent]:
-    scheduler = Scheduler(limits)
-    scheduler.add(one)
+    scheduler = serving(limits, one)
     steps = range(len(one.prompt) + one.sampling.max_tokens)
     return [event for _ in steps if not scheduler.is_idle for event in step(scheduler, limits)]
 
@@ -90,8 +96,7 @@ def alone(one: Request, limits: Limits) -> list[TokenEvent]:
 def test_what_can_never_be_served_is_refused_and_leaves_no_trace(
     refused: Request, message: str
 ) -> None:
-    scheduler = Scheduler(PAGED)
-    scheduler.add(request("taken"))
+    scheduler = serving(PAGED, request("taken"))
     with pytest.raises(RequestError, match=message):
         scheduler.add(refused)
     assert (scheduler.queued, scheduler.running) == (1, 0)
@@ -103,8 +108,7 @@ def test_a_request_that_all_pages_cannot_hold_is_refused() -> None:
 
 
 def test_the_first_token_comes_from_the_prompt_and_decodes_at_its_length() -> None:
-    scheduler = Scheduler(PAGED)
-    scheduler.add(request("a", prompt=3, max_tokens=3))
+    scheduler = serving(PAGED, request("a", prompt=3, max_tokens=3))
     (first,) = step(scheduler)
     (row,) = scheduler.schedule(0).decode
     assert (row.position, row.token, row.pages) == (3, first.token, (0, 1))
@@ -126,35 +130,31 @@ def test_a_stop_token_ends_without_a_token() -> None:
 
 
 def test_several_chunks_of_one_prompt_go_in_one_step_in_order() -> None:
-    scheduler = Scheduler(PAGED)
-    scheduler.add(request("a", prompt=10))
+    scheduler = serving(PAGED, request("a", prompt=10))
     chunks = scheduler.schedule(0).prefill
     assert [(chunk.start, len(chunk.tokens)) for chunk in chunks] == [(0, 4), (4, 4), (8, 2)]
     assert [chunk.sampling is not None for chunk in chunks] == [False, False, True]
 
 
 def test_a_short_prompt_does_not_overtake_a_chunk_that_waits_for_room() -> None:
-    scheduler = Scheduler(replace(PAGED, max_tokens_per_step=5))
-    for name, prompt in (("a", 4), ("waits", 4), ("short", 1)):
-        scheduler.add(request(name, prompt=prompt))
+    prompts = {"a": 4, "waits": 4, "short": 1}
+    limits = replace(PAGED, max_tokens_per_step=5)
+    scheduler = serving(limits, *(request(name, prompt) for name, prompt in prompts.items()))
     assert [chunk.request_id for chunk in scheduler.schedule(0).prefill] == ["a"]
 
 
 def test_admission_reserves_all_pages_and_keeps_the_order() -> None:
-    scheduler = Scheduler(PAGED)
-    for name, prompt in (("large", 26), ("waits", 10), ("small", 1)):
-        scheduler.add(request(name, prompt=prompt))
-    step(scheduler)  # 28 tokens are 7 pages of 10; "waits" needs 3, and then "small" none is left
-    assert (scheduler.queued, scheduler.running) == (1, 2)
+    prompts = {"large": 26, "waits": 11, "small": 1}
+    scheduler = serving(PAGED, *(request(name, prompt) for name, prompt in prompts.items()))
+    step(scheduler)  # "large" takes 7 pages of 10; "waits" needs 4, and "small" 1, behind it
+    assert (scheduler.queued, scheduler.running) == (2, 1)
     scheduler.cancel("waits")
     step(scheduler)
     assert (scheduler.queued, scheduler.running) == (0, 2)
 
 
 def test_rows_take_turns_where_not_all_may_go() -> None:
-    scheduler = Scheduler(PAGED)
-    for name in "abc":
-        scheduler.add(request(name, max_tokens=8))
+    scheduler = serving(PAGED, *(request(name, max_tokens=8) for name in "abc"))
     step(scheduler)
     turns = [turn(scheduler, PAGED, PowerBudget(max_rows=2)) for _ in range(6)]
     assert turns == ["ab", "ca", "bc"] * 2
@@ -162,18 +162,14 @@ def test_rows_take_turns_where_not_all_may_go() -> None:
 
 def test_more_rows_than_tokens_in_a_step_take_turns() -> None:
     limits = replace(PAGED, prefill_chunk=2, max_tokens_per_step=2)
-    scheduler = Scheduler(limits)
-    for name in "abc":
-        scheduler.add(request(name, prompt=1, max_tokens=9))
+    scheduler = serving(limits, *(request(name, prompt=1, max_tokens=9) for name in "abc"))
     caps = (None, 1, None, None, None)  # the second lets "c" in while "b" waits for its turn
     turns = [turn(scheduler, limits, PowerBudget(max_rows=cap)) for cap in caps]
     assert turns == ["", "a", "ba", "cb", "ac"]
 
 
 def test_the_smallest_budget_still_moves_one_chunk_then_one_row() -> None:
-    scheduler = Scheduler(PAGED)
-    scheduler.add(request("a", prompt=6, max_tokens=2))
-    scheduler.add(request("b", prompt=6, max_tokens=2))
+    scheduler = serving(PAGED, request("a", prompt=6), request("b", prompt=6))
     for expected in ((1, 0), (1, 0), (0, 1)):
         batch = scheduler.schedule(0, TIGHTEST)
         assert (len(batch.prefill), len(batch.decode)) == expected
@@ -182,8 +178,7 @@ def test_the_smallest_budget_still_moves_one_chunk_then_one_row() -> None:
 
 def long_request_after(steps: int) -> Scheduler:
     """One request that is queued (0 steps), in prefill (1) or decoding (2)."""
-    scheduler = Scheduler(replace(PAGED, max_tokens_per_step=4))
-    scheduler.add(request("a", prompt=6, max_tokens=8))
+    scheduler = serving(replace(PAGED, max_tokens_per_step=4), request("a", prompt=6, max_tokens=8))
     for _ in range(steps):
         step(scheduler)
     return scheduler
@@ -213,9 +208,7 @@ def test_cancel_while_its_batch_is_out_ends_when_it_is_back(steps: int, fails: b
 
 
 def test_a_failure_ends_the_requests_of_the_batch_only() -> None:
-    scheduler = Scheduler(SLOTS)
-    for name in "abcd":
-        scheduler.add(request(name))
+    scheduler = serving(SLOTS, *(request(name) for name in "abcd"))
     scheduler.schedule(0)
     ended = scheduler.fail("out of memory", 0)
     assert ended == [TokenEvent(i, None, FinishReason.ERROR, "out of memory") for i in "abc"]
@@ -224,9 +217,10 @@ def test_a_failure_ends_the_requests_of_the_batch_only() -> None:
 
 
 def test_cancel_all_ends_every_stage_and_forgets_the_batch() -> None:
-    scheduler = Scheduler(replace(SLOTS, max_requests=2, max_tokens_per_step=4))
-    for name in "abc":
-        scheduler.add(request(name, prompt=4, max_tokens=4))
+    scheduler = serving(
+        replace(SLOTS, max_requests=2, max_tokens_per_step=4),
+        *(request(name, prompt=4, max_tokens=4) for name in "abc"),
+    )
     step(scheduler)
     scheduler.schedule(0)
     ended = scheduler.cancel_all()
@@ -296,23 +290,23 @@ class AnyTraffic(RuleBasedStateMachine):
     def cancel(self, number: int) -> None:
         name = f"r{number % (len(self.watched) + 1)}"  # one of them never was
         is_live = name in self.watched and self.watched[name].is_live
+        batch = self.batch or Batch()
+        out = [one.request_id for one in batch.prefill] + [row.request_id for row in batch.decode]
         event = self.scheduler.cancel(name)
-        if event:
-            self.see([event])
-        elif is_live:
-            self.cancelled_while_out.add(name)
-        assert (event is not None) == (is_live and name not in self.cancelled_while_out)
+        assert (event is not None) == (is_live and name not in out)
+        self.see([event] if event else [])
+        self.cancelled_while_out.update({name} & {*out})
 
     @precondition(lambda self: self.batch is None)
     @rule(budget=BUDGETS)
     def schedule(self, budget: PowerBudget) -> None:
         batch = self.scheduler.schedule(0, budget)
+        self.batch = batch if batch.tokens else None
         self.check_progress(batch)
         self.check_limits(batch)
         self.check_budget(batch, budget)
         self.check_no_row_is_left_out(batch, budget)
         self.check_chunks(batch)
-        self.batch = batch if batch.tokens else None
 
     @precondition(lambda self: self.batch is not None)
     @rule(fails=st.sampled_from([False, False, False, True]))
