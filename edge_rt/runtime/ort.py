@@ -167,7 +167,7 @@ def _session(model: Path, options: OrtOptions) -> onnxruntime.InferenceSession:
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads or os.cpu_count() or 1
     settings.inter_op_num_threads = 1
-    settings.log_severity_level = 3
+    settings.log_severity_level = 4  # errors are raised, and reported by whoever catches them
     # A daemon shares its cores: spinning workers would starve whatever runs beside it.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:

@@ -1,0 +1,167 @@
+"""The ONNX Runtime model against transformers and the dequantized reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes.checks import engine_logits, greedy, transformers_logits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_rt.bench.workloads import held_out_prompts
+from edge_rt.build import ort
+from edge_rt.bundle import Bundle
+from edge_rt.core import Limits
+from edge_rt.errors import ConfigError
+from edge_rt.loop import Loop
+from edge_rt.quant.pack import QuantizedLinear, quantize_rtn, unpack_nibbles
+from edge_rt.quant.pipeline import quantize, reference_logits
+from edge_rt.quant.store import QuantizedCheckpoint
+from edge_rt.recipes import OrtOptions
+from edge_rt.runtime.engines import open_engine
+from edge_rt.runtime.ort import OrtRunner
+from edge_rt.runtime.selfcheck import report
+from edge_rt.tokenizer import Tokenizer
+
+BundleFactory = Callable[[str], Path]
+# Heads of 32 to 256. 12 and 24 are rotary sizes that GroupQueryAttention does not take; 40 is a
+# head size that it does not rotate.
+SIZES = [(64, 2, 16), (128, 4, 12), (160, 4, 24), (120, 3, 16), (256, 2, 64), (256, 1, 256)]
+LIMITS = Limits(
+    max_requests=4,
+    max_rows=4,
+    max_tokens_per_step=64,
+    prefill_chunk=16,
+    pages=4,
+    page_tokens=64,
+    max_context=64,
+    vocab_size=3072,
+)
+
+
+def open_model(quantized: Path, out: Path, options: OrtOptions) -> OrtRunner:
+    out.mkdir()
+    ort.write_model(quantized, out, options)
+    return OrtRunner(out / ort.MODEL_FILE, LIMITS, options)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_float_graph_equals_transformers(
+    random_gptj: Callable[..., Path],
+    recipe: Callable[..., str],
+    tmp_path: Path,
+    sizes: tuple[int, int, int],
+) -> None:
+    checkpoint = random_gptj(*sizes)
+    quantize(checkpoint, tmp_path / "q", recipe("float"))
+    tokens = np.random.default_rng(2).integers(0, 3072, (2, 29))
+    found = engine_logits(open_model(tmp_path / "q", tmp_path / "b", OrtOptions()), tokens, 17)
+    expected = transformers_logits(checkpoint, tokens)[:, 16:]
+    assert np.abs(found - expected).max() <= 1e-4
+
+
+def test_float_graph_of_the_demo_equals_transformers(
+    demo_checkpoint: Path, recipe: Callable[..., str], tmp_path: Path
+) -> None:
+    quantize(demo_checkpoint, tmp_path / "q", recipe("float"))
+    prompts = held_out_prompts(Tokenizer.load(demo_checkpoint), 2, 45)
+    tokens = np.array(prompts, np.int64)
+    found = engine_logits(open_model(tmp_path / "q", tmp_path / "b", OrtOptions()), tokens, 33)
+    expected = transformers_logits(demo_checkpoint, tokens)[:, 32:]
+    assert np.abs(found - expected).max() <= 1e-4
+
+
+@pytest.mark.parametrize("block_size", [32, 64, 128])
+def test_int4_with_float_activations_equals_the_dequantized_reference(
+    demo_quantized: Path, tmp_path: Path, block_size: int
+) -> None:
+    options = OrtOptions(accuracy_level=0, block_size=block_size)  # type: ignore[arg-type]
+    tokens = np.array(held_out_prompts(Tokenizer.load(demo_quantized), 2, 45), np.int64)
+    expected = reference_logits(QuantizedCheckpoint.open(demo_quantized), tokens)[:, 32:]
+    found = engine_logits(open_model(demo_quantized, tmp_path / "b", options), tokens, 33)
+    assert np.abs(found - expected).max() <= 1e-4
+
+
+@pytest.mark.parametrize("sizes", [(80, 2, 12), (176, 2, 16)], ids=str)
+def test_inputs_that_are_no_multiple_of_the_group(
+    random_gptj: Callable[..., Path],
+    recipe: Callable[..., str],
+    tmp_path: Path,
+    sizes: tuple[int, int, int],
+) -> None:
+    quantize(random_gptj(*sizes), tmp_path / "q", recipe("rtn", 64))
+    tokens = np.random.default_rng(3).integers(0, 3072, (2, 20))
+    expected = reference_logits(QuantizedCheckpoint.open(tmp_path / "q"), tokens)[:, 11:]
+    options = OrtOptions(accuracy_level=0, block_size=32)
+    found = engine_logits(open_model(tmp_path / "q", tmp_path / "b", options), tokens, 12)
+    assert np.abs(found - expected).max() <= 1e-4
+
+
+def test_exact_engine_and_reference_say_the_same_on_50_prompts(
+    demo_bundle: BundleFactory, demo_quantized: Path
+) -> None:
+    bundle = Bundle.load(demo_bundle("demo.cpu-exact"))
+    prompts = held_out_prompts(Tokenizer.load(bundle.path), 50, 24)
+    loop = Loop(open_engine(bundle))
+    answers = greedy(loop, prompts, max_tokens=16)
+    loop.close()
+    whole = np.array([[*p, *a] for p, a in zip(prompts, answers, strict=True)], np.int64)
+    # Over the engine's own tokens: where each agrees with the reference, all of them do.
+    reference = reference_logits(QuantizedCheckpoint.open(demo_quantized), whole[:, :-1])
+    np.testing.assert_array_equal(reference[:, 23:].argmax(-1), whole[:, 24:])
+
+
+def test_int8_activations_stay_close_to_the_reference(
+    demo_bundle: BundleFactory, demo_quantized: Path, record_property: Callable[..., None]
+) -> None:
+    bundle = Bundle.load(demo_bundle("demo.cpu"))
+    tokens = np.array(held_out_prompts(Tokenizer.load(bundle.path), 4, 120), np.int64)
+    expected = reference_logits(QuantizedCheckpoint.open(demo_quantized), tokens)[:, 19:]
+    found = engine_logits(open_engine(bundle), tokens, 20)
+    figures = report(expected.reshape(-1, 3072), found.reshape(-1, 3072))
+    record_property("top1_agreement", figures.top1_agreement)
+    record_property("mean_kl", figures.mean_kl)
+    assert figures.top1_agreement >= 0.95
+    assert figures.mean_kl <= 1e-3  # ten times what was measured
+
+
+def test_heads_that_the_engine_cannot_take(
+    random_gptj: Callable[..., Path], recipe: Callable[..., str], tmp_path: Path
+) -> None:
+    quantize(random_gptj(88, 2, 16), tmp_path / "q", recipe("float"))
+    with pytest.raises(ConfigError, match="multiple of 8, this checkpoint's heads have 44"):
+        open_model(tmp_path / "q", tmp_path / "b", OrtOptions())
+
+
+def test_block_that_does_not_divide_the_group(
+    random_gptj: Callable[..., Path], recipe: Callable[..., str], tmp_path: Path
+) -> None:
+    quantize(random_gptj(64, 2, 16), tmp_path / "q", recipe("rtn", 32))
+    with pytest.raises(ConfigError, match=r"block_size 64 does not divide .* group size 32"):
+        open_model(tmp_path / "q", tmp_path / "b", OrtOptions(block_size=64))
+
+
+@given(
+    n=st.integers(1, 5),
+    k=st.integers(1, 300),
+    block_size=st.sampled_from([32, 64, 128]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None)
+def test_repacking_keeps_every_weight_to_the_bit(
+    n: int, k: int, block_size: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(size=(n, k)).astype(np.float32)
+    linear = quantize_rtn(weight, np.zeros(0, np.int32), 128)
+    assert isinstance(linear, QuantizedLinear)
+    levels, scales, zeros = ort.repack(linear, k, block_size)
+    blocks = -(-k // block_size)
+    assert levels.shape == (n, blocks, block_size // 2)
+    q = unpack_nibbles(levels.reshape(n, -1)).reshape(n, blocks, block_size)
+    z = unpack_nibbles(zeros)[:, :blocks, None]
+    again = (q.astype(np.float32) - z) * scales[:, :, None]
+    np.testing.assert_array_equal(again.reshape(n, -1)[:, :k], linear.dequantize(k))

@@ -1,0 +1,186 @@
+"""The ONNX Runtime engine: a request is answered the same alone and in any company."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes.checks import GREEDY, Collected
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge_rt.bundle import Bundle
+from edge_rt.core import DecodeRow, PrefillChunk, Request, SamplingParams
+from edge_rt.errors import EngineError, MissingLibraryError
+from edge_rt.loop import Loop
+from edge_rt.recipes import OrtOptions
+from edge_rt.runtime.base import Runner
+from edge_rt.runtime.engines import open_engine
+from edge_rt.runtime.ort import OrtRunner
+
+BundleFactory = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module", params=["demo.cpu", "demo.null"])
+def any_engine(request: pytest.FixtureRequest, demo_bundle: BundleFactory) -> Iterator[Runner]:
+    engine = open_engine(Bundle.load(demo_bundle(request.param)))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def engine(demo_bundle: BundleFactory) -> Iterator[Runner]:
+    engine = open_engine(Bundle.load(demo_bundle("demo.cpu")))
+    yield engine
+    engine.close()
+
+
+@dataclass(frozen=True)
+class Arrival:
+    prompt: tuple[int, ...]
+    max_tokens: int
+    at_step: int
+    cancelled_after: int | None  # steps
+
+
+arrivals = st.builds(
+    Arrival,
+    prompt=st.builds(
+        lambda seed, length: tuple(np.random.default_rng(seed).integers(1, 3072, length).tolist()),
+        st.integers(0, 2**32 - 1),
+        st.integers(1, 150),
+    ),
+    max_tokens=st.integers(1, 24),
+    at_step=st.integers(0, 12),
+    cancelled_after=st.one_of(st.none(), st.none(), st.integers(0, 10)),
+)
+
+
+def serve(engine: Runner, plan: list[Arrival]) -> list[Collected]:
+    """Play the arrivals through the real loop; each request must end exactly once."""
+    loop = Loop(engine)
+    answers = [Collected() for _ in plan]
+    last = max(a.at_step + (a.cancelled_after or 0) for a in plan)
+    for step in range(last + 1):
+        for index, arrival in enumerate(plan):
+            if arrival.at_step == step:
+                sampling = SamplingParams(arrival.max_tokens)
+                loop.submit(Request(f"r{index}", arrival.prompt, sampling), answers[index])
+            after = arrival.cancelled_after
+            if after is not None and arrival.at_step + after == step:
+                loop.cancel(f"r{index}")
+        loop.step()
+    loop.run_until_idle()
+    assert all(len(answer.finish) == 1 for answer in answers)
+    return answers
+
+
+@given(plan=st.lists(arrivals, min_size=1, max_size=14))
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_tokens_are_the_same_alone_and_in_any_batch(
+    any_engine: Runner, plan: list[Arrival]
+) -> None:
+    together = serve(any_engine, plan)
+    for arrival, answer in zip(plan, together, strict=True):
+        (alone,) = serve(any_engine, [Arrival(arrival.prompt, arrival.max_tokens, 0, None)])
+        assert alone.finish == ["length"]
+        if arrival.cancelled_after is None:
+            assert answer.finish == ["length"]
+            assert answer.tokens == alone.tokens
+        else:
+            assert answer.tokens == alone.tokens[: len(answer.tokens)]
+
+
+@given(
+    slots=st.lists(st.integers(0, 7), min_size=2, max_size=8, unique=True),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=15, deadline=None)
+def test_logits_are_the_same_bits_alone_and_in_a_batch(
+    engine: Runner, slots: list[int], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    prompts = [tuple(rng.integers(1, 3072, rng.integers(1, 60)).tolist()) for _ in slots]
+
+    def run(members: list[int]) -> dict[int, np.ndarray]:
+        """Logits of three decode steps for the members of a batch."""
+        for m in members:
+            engine.prefill([PrefillChunk(f"{m}", (slots[m],), 0, prompts[m], GREEDY)])
+        steps = []
+        for step in range(3):
+            rows = [
+                DecodeRow(f"{m}", (slots[m],), len(prompts[m]) + step, 7 + step, GREEDY)
+                for m in members
+            ]
+            steps.append(engine.decode(rows, want_logits=True).logits)
+        stacked = np.stack([step for step in steps if step is not None], axis=1)
+        assert stacked.shape[1] == 3
+        return dict(zip(members, stacked, strict=True))
+
+    together = run(list(range(len(slots))))
+    for member in range(len(slots)):
+        np.testing.assert_array_equal(together[member], run([member])[member])
+
+
+def test_a_request_that_fills_its_slot(engine: Runner) -> None:
+    """One token more than the longest prompt, next to a neighbour that decodes on."""
+    limits = engine.limits
+    full = Arrival(tuple(range(1, limits.max_context - 1)), 2, 0, None)
+    neighbour = Arrival((5, 6, 7), 24, 0, None)
+    late = Arrival((8, 9), 24, 3, None)
+    together = serve(engine, [full, neighbour, late])
+    for arrival, answer in zip((full, neighbour, late), together, strict=True):
+        assert serve(engine, [arrival])[0].tokens == answer.tokens
+
+
+def test_a_failed_step_spoils_no_other_slot(engine: Runner) -> None:
+    first, second = (3, 4, 5), (6, 7)
+
+    def run(between: Callable[[], None]) -> np.ndarray:
+        engine.prefill([PrefillChunk("a", (0,), 0, first, None)])
+        between()
+        chunk = PrefillChunk("a", (0,), len(first), second, GREEDY)
+        logits = engine.prefill([chunk], want_logits=True).logits
+        assert logits is not None
+        return logits
+
+    def fail() -> None:
+        with pytest.raises(EngineError, match="ONNX Runtime failed"):
+            engine.prefill([PrefillChunk("b", (1,), 0, (1, 999_999), GREEDY)])
+
+    np.testing.assert_array_equal(run(between=fail), run(between=lambda: None))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no model"])
+def test_a_model_that_cannot_be_loaded(
+    demo_bundle: BundleFactory, tmp_path: Path, content: bytes | None
+) -> None:
+    limits = Bundle.load(demo_bundle("demo.cpu")).manifest.limits()
+    model = tmp_path / "model.onnx"
+    if content is not None:
+        model.write_bytes(content)
+    with pytest.raises(EngineError, match=r"cannot load .*model\.onnx"):
+        OrtRunner(model, limits, OrtOptions())
+
+
+def test_close_twice(demo_bundle: BundleFactory) -> None:
+    engine = open_engine(Bundle.load(demo_bundle("demo.cpu")))
+    engine.close()
+    engine.close()
+
+
+def test_without_onnxruntime_the_error_names_the_extra(
+    demo_bundle: BundleFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.load(demo_bundle("demo.cpu"))
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingLibraryError, match=r"pip install 'edge-rt\[ort\]'"):
+        OrtRunner(bundle.path / "model.onnx", bundle.manifest.limits(), OrtOptions())
