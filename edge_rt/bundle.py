@@ -9,14 +9,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import edge_rt
 from edge_rt import config
 from edge_rt.core import Limits
 from edge_rt.errors import BundleError, ConfigError
 from edge_rt.recipes import EngineRecipe
-from edge_rt.storage import read_json, sha256_file, write_json
+from edge_rt.storage import (
+    FileEntry,
+    check_files,
+    check_names,
+    list_files,
+    read_json,
+    write_json,
+)
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -58,14 +65,6 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One file of the bundle."""
-
-    sha256: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
     """What a bundle holds, how it was made and what it needs.
 
@@ -91,10 +90,7 @@ class Manifest:
                 f"recipe.max_context is {wanted}, but the model was trained for {trained} tokens; "
                 f"lower it in the engine recipe"
             )
-        for name in self.files:
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts:
-                raise ConfigError(f"files: '{name}' lies outside the bundle")
+        check_names(self.files)
 
     def limits(self) -> Limits:
         """What an engine with one buffer per request holds: a page is a whole context."""
@@ -134,13 +130,7 @@ def write_manifest(
         tolerance=tolerance,
         edge_rt_version=edge_rt.__version__,
         created_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        files={
-            path.relative_to(directory).as_posix(): FileEntry(
-                sha256_file(path), path.stat().st_size
-            )
-            for path in sorted(directory.rglob("*"))
-            if path.is_file() and path != directory / MANIFEST
-        },
+        files={name: entry for name, entry in list_files(directory).items() if name != MANIFEST},
     )
     write_json(directory / MANIFEST, asdict(manifest))
     return manifest
@@ -174,17 +164,7 @@ class Bundle:
 
     def check_files(self) -> None:
         """Compare every file with the manifest; BundleError names the first that differs."""
-        for name, entry in self.manifest.files.items():
-            file = self.path / name
-            if not file.is_file():
-                raise BundleError(f"{file} is missing; {_REBUILD}")
-            size = file.stat().st_size
-            if size != entry.size_bytes:
-                raise BundleError(
-                    f"{file} has {size} bytes, expected {entry.size_bytes}; {_REBUILD}"
-                )
-            if sha256_file(file) != entry.sha256:
-                raise BundleError(f"{file} was altered: its SHA-256 differs; {_REBUILD}")
+        check_files(self.path, self.manifest.files, BundleError, _REBUILD)
 
     def check_libraries(self, installed: Mapping[str, str]) -> None:
         """BundleError for a library that is missing or older, by major.minor, than it needs."""

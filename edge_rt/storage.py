@@ -9,8 +9,9 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edge_rt.errors import ConfigError, EdgeRTError
@@ -124,6 +125,46 @@ def sha256_file(path: Path) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """What a directory's own list says about one of its files."""
+
+    sha256: str
+    size_bytes: int
+
+
+def list_files(directory: Path) -> dict[str, FileEntry]:
+    """Every file of a finished directory, by its path within."""
+    return {
+        path.relative_to(directory).as_posix(): FileEntry(sha256_file(path), path.stat().st_size)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def check_names(files: Mapping[str, FileEntry]) -> None:
+    """ConfigError for a name that would lead out of the directory."""
+    for name in files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ConfigError(f"files: '{name}' lies outside the directory")
+
+
+def check_files(
+    directory: Path, files: Mapping[str, FileEntry], error: type[EdgeRTError], remedy: str
+) -> None:
+    """Compare every file with the list; `error` names the first that differs, and the remedy."""
+    for name, entry in files.items():
+        file = directory / name
+        if not file.is_file():
+            raise error(f"{file} is missing; {remedy}")
+        size = file.stat().st_size
+        if size != entry.size_bytes:
+            raise error(f"{file} has {size} bytes, expected {entry.size_bytes}; {remedy}")
+        if sha256_file(file) != entry.sha256:
+            raise error(f"{file} was altered: its SHA-256 differs; {remedy}")
 
 
 def write_json(path: Path, table: object) -> None:

@@ -33,6 +33,7 @@ def build(quantized: Path, recipe_name: str, out: Path) -> Manifest:
     """
     recipe = recipes.engine(recipe_name)
     checkpoint = QuantizedCheckpoint.open(quantized)
+    checkpoint.check_files()
     model = checkpoint.info.model
     info = ModelInfo(
         architecture="gptj",

@@ -38,7 +38,7 @@ from edge_rt.quant.calibration import ChannelMeans, observe_layer, sample_sequen
 from edge_rt.quant.pack import QuantizedLinear, quantize_rtn
 from edge_rt.quant.salient import salient_channels
 from edge_rt.recipes import QuantRecipe
-from edge_rt.storage import atomic_directory, sha256_file, write_json
+from edge_rt.storage import atomic_directory, list_files, sha256_file, write_json
 from edge_rt.tokenizer import Tokenizer
 
 GOLDEN_PROMPTS = 4
@@ -84,6 +84,7 @@ def quantize(source: Path, out: Path, recipe_name: str) -> store.QuantInfo:
                 calibration_sha256=None if float_only else sha256_file(text),
             ),
             edge_rt_version=edge_rt.__version__,
+            files=list_files(partial),
         )
         write_json(partial / store.MARKER, asdict(info))
     return info

@@ -23,7 +23,7 @@ from edge_rt.errors import CheckpointError, ConfigError
 from edge_rt.model.gptj import LINEARS, Head, Layer, Linear, ModelConfig, rotary_tables
 from edge_rt.model.graph import OUTER_FILE, layer_file
 from edge_rt.quant.pack import QuantizedLinear
-from edge_rt.storage import read_json
+from edge_rt.storage import FileEntry, check_files, check_names, read_json
 
 MARKER = "quant.json"
 SCHEMA_VERSION = 1
@@ -39,7 +39,11 @@ class QuantInfo:
     model: ModelConfig
     quantization: QuantizationSummary
     edge_rt_version: str
+    files: dict[str, FileEntry]
     schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        check_names(self.files)
 
 
 def lossless(x: F32) -> Array:
@@ -118,6 +122,10 @@ class QuantizedCheckpoint:
             return cls(directory, settings.from_table(QuantInfo, table, str(path)))
         except ConfigError as error:
             raise CheckpointError(f"{error}; quantize the checkpoint again") from error
+
+    def check_files(self) -> None:
+        """CheckpointError names the first file that is missing, truncated or altered."""
+        check_files(self.directory, self.info.files, CheckpointError, "quantize again")
 
     def layer(self, index: int) -> Layer:
         """One layer with its linears dequantized."""

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edge_rt.quant.pack import QuantizedLinear, pack_nibbles, quantize_rtn, unpack_nibbles
+
+NONE = np.zeros(0, np.int32)
+GROUP = 32
+weights = hnp.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 4), st.integers(1, 100)),
+    elements=st.floats(-100, 100, width=32),
+)
+
+
+@given(
+    hnp.arrays(
+        np.uint8,
+        st.tuples(st.integers(1, 5), st.integers(1, 20).map(lambda k: 2 * k)),
+        elements=st.integers(0, 15),
+    )
+)
+def test_nibbles_round_trip(q: np.ndarray) -> None:
+    packed = pack_nibbles(q)
+    assert packed.shape == (q.shape[0], q.shape[1] // 2)
+    np.testing.assert_array_equal(unpack_nibbles(packed), q)
+
+
+def test_the_even_column_is_the_low_nibble() -> None:
+    assert pack_nibbles(np.array([[0x3, 0xA]], np.uint8)).tolist() == [[0xA3]]
+
+
+@given(weights)
+def test_every_weight_is_within_half_a_step(w: np.ndarray) -> None:
+    linear = quantize_rtn(w, NONE, GROUP)
+    step = np.repeat(linear.scales.astype(np.float64), GROUP, axis=1)[:, : w.shape[1]]
+    error = np.abs(linear.dequantize(w.shape[1]).astype(np.float64) - w)
+    # The scale itself is rounded to FP16: over 15 steps that can cost the ends a little more.
+    assert (error <= 0.5 * step * (1 + 15 * 2**-10) + 15 * 2.0**-24).all()
+
+
+@given(weights)
+def test_zero_is_a_level_and_padding_adds_nothing(w: np.ndarray) -> None:
+    w = np.where(np.abs(w) < 50, np.float32(0), w)
+    linear = quantize_rtn(w, NONE, GROUP)
+    padded = linear.dequantize(linear.scales.shape[1] * GROUP)
+    assert (padded[:, : w.shape[1]][w == 0] == 0).all()
+    assert (padded[:, w.shape[1] :] == 0).all()
+
+
+def test_against_a_plain_float64_formulation() -> None:
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(6, 70)).astype(np.float32)
+    linear = quantize_rtn(w, NONE, GROUP)
+    for row in range(6):
+        for group in range(3):
+            part = w[row, group * GROUP : (group + 1) * GROUP].astype(np.float64)
+            low, high = min(part.min(), 0), max(part.max(), 0)
+            scale = float(np.float16((high - low) / 15))
+            zero = round(-low / scale)
+            assert linear.scales[row, group] == np.float16(scale)
+            assert linear.zeros[row, group] == zero
+            q = np.clip(np.rint(part / scale) + zero, 0, 15)
+            found = linear.dequantize(70)[row, group * GROUP : (group + 1) * GROUP]
+            np.testing.assert_allclose(found, (q - zero) * scale, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        np.zeros(GROUP),
+        np.full(GROUP, 0.37),
+        np.full(GROUP, -0.37),
+        np.full(GROUP, 1e-9),
+        np.r_[1000.0, np.full(GROUP - 1, 0.01)],
+        np.linspace(1, 2, GROUP),
+    ],
+    ids=["zero", "positive constant", "negative constant", "tiny", "outlier", "all positive"],
+)
+def test_degenerate_groups_stay_finite_and_close(group: np.ndarray) -> None:
+    w = group[None].astype(np.float32)
+    linear = quantize_rtn(w, NONE, GROUP)
+    found = linear.dequantize(GROUP)
+    assert np.isfinite(found).all()
+    assert (linear.scales > 0).all()
+    assert np.abs(found - w).max() <= 0.51 * float(linear.scales[0, 0]) + 1e-7
+
+
+def test_salient_columns_are_exact_and_their_slots_add_nothing() -> None:
+    rng = np.random.default_rng(1)
+    w = rng.normal(size=(5, 64)).astype(np.float32)
+    salient = np.array([0, 31, 40], np.int32)
+    w[:, salient] *= 100  # would ruin the groups if it counted
+    linear = quantize_rtn(w, salient, GROUP)
+    assert linear.w_salient.shape == (5, 16)
+    assert linear.idx.tolist() == [0, 31, 40, *[-1] * 13]
+    assert (linear.w_salient[:, 3:] == 0).all()
+    found = linear.dequantize(64)
+    np.testing.assert_array_equal(found[:, salient], w[:, salient].astype(np.float16))
+    slots = unpack_nibbles(linear.qweight)[:, salient]
+    np.testing.assert_array_equal(slots, linear.zeros[:, salient // GROUP])
+    without = w.copy()
+    without[:, salient] = 0
+    np.testing.assert_array_equal(
+        quantize_rtn(without, NONE, GROUP).scales, linear.scales, "the outliers set the scale"
+    )
+
+
+def test_tensors_round_trip() -> None:
+    linear = quantize_rtn(np.ones((2, 8), np.float32), np.array([1], np.int32), GROUP)
+    again = QuantizedLinear.from_tensors(linear.tensors())
+    assert again.group_size == GROUP
+    np.testing.assert_array_equal(again.dequantize(8), linear.dequantize(8))

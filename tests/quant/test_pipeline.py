@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from transformers import GPTJForCausalLM
+
+from edge_rt.errors import CheckpointError, ConfigError, EdgeRTError
+from edge_rt.golden import GOLDEN_FILE, Golden
+from edge_rt.model.gptj import LINEARS
+from edge_rt.quant.pipeline import quantize
+from edge_rt.quant.store import QuantizedCheckpoint
+
+
+def test_two_runs_write_the_same_bytes(
+    demo_checkpoint: Path, demo_quantized: Path, small_recipe: Path, tmp_path: Path
+) -> None:
+    again = tmp_path / "again"
+    quantize(demo_checkpoint, again, str(small_recipe))
+    names = sorted(path.name for path in again.iterdir())
+    assert names == sorted(path.name for path in demo_quantized.iterdir())
+    for name in names:
+        assert (again / name).read_bytes() == (demo_quantized / name).read_bytes(), name
+
+
+def test_golden_logits_are_those_of_transformers_with_the_dequantized_weights(
+    demo_checkpoint: Path, demo_quantized: Path
+) -> None:
+    model = GPTJForCausalLM.from_pretrained(
+        demo_checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    quantized = QuantizedCheckpoint.open(demo_quantized)
+    state = model.state_dict()
+    for index in range(quantized.info.model.n_layer):
+        layer = quantized.layer(index)
+        for spec in LINEARS:
+            parts = np.split(layer.linears[spec.name].weight, len(spec.tensors))
+            for name, part in zip(spec.tensors, parts, strict=True):
+                state[f"transformer.h.{index}.{name}"].copy_(torch.from_numpy(part))
+    golden = Golden.load(demo_quantized / GOLDEN_FILE)
+    assert len(golden.prompts) == 4
+    for prompt in golden.prompts:
+        tokens = torch.from_numpy(prompt.tokens.astype(np.int64))[None]
+        with torch.no_grad():
+            expected = model(tokens).logits[0, prompt.start :].numpy()
+        assert np.abs(prompt.logits - expected).max() <= 1e-4
+
+
+def test_linears_of_one_input_share_its_salient_channels(demo_quantized: Path) -> None:
+    for index in range(4):
+        tensors = load_file(demo_quantized / f"layer.{index:03d}.safetensors")
+        idx = {spec.name: tensors[f"h.{index}.{spec.name}.idx"] for spec in LINEARS}
+        np.testing.assert_array_equal(idx["attn_qkv"], idx["mlp_fc_in"])
+        assert (idx["attn_qkv"] >= 0).sum() == 4
+        assert (idx["mlp_fc_out"] >= 0).sum() == 16
+
+
+def test_salient_channels_pay(demo_checkpoint: Path, demo_quantized: Path) -> None:
+    """The quantized weights are worse than FP16, but by little: 4 bits have not been mixed up."""
+    floats = load_file(demo_checkpoint / "model.safetensors")
+    layer = QuantizedCheckpoint.open(demo_quantized).layer(0)
+    weight = floats["transformer.h.0.mlp.fc_in.weight"].astype(np.float32)
+    error = layer.linears["mlp_fc_in"].weight - weight
+    assert 0.01 < np.linalg.norm(error) / np.linalg.norm(weight) < 0.2
+
+
+def test_float_recipe_keeps_every_weight(
+    demo_checkpoint: Path, recipe: Callable[..., str], tmp_path: Path
+) -> None:
+    info = quantize(demo_checkpoint, tmp_path / "q", recipe("float"))
+    assert info.quantization.fp16_fraction == 1.0
+    floats = load_file(demo_checkpoint / "model.safetensors")
+    stored = load_file(tmp_path / "q" / "layer.003.safetensors")
+    for spec in LINEARS:
+        expected = np.concatenate([floats[f"transformer.h.3.{name}"] for name in spec.tensors])
+        assert stored[f"h.3.{spec.name}.weight"].dtype == np.float16
+        np.testing.assert_array_equal(stored[f"h.3.{spec.name}.weight"], expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        (b"", ConfigError, "has 0 tokens"),
+        (b"short", ConfigError, "give a longer text"),
+        (b"\xff\xfe\x00binary" * 100, ConfigError, "not UTF-8 text"),
+        (None, ConfigError, "cannot be read"),
+    ],
+    ids=["empty", "short", "binary", "missing"],
+)
+def test_calibration_text_faults_leave_the_target_alone(
+    demo_checkpoint: Path,
+    recipe: Callable[..., str],
+    tmp_path: Path,
+    text: bytes | None,
+    error: type[EdgeRTError],
+    message: str,
+) -> None:
+    own = tmp_path / "text.txt"
+    if text is not None:
+        own.write_bytes(text)
+    file = Path(recipe())
+    file.write_text(re.sub(r"text = .*", 'text = "text.txt"', file.read_text()))
+    out = tmp_path / "q"
+    with pytest.raises(error, match=message):
+        quantize(demo_checkpoint, out, str(file))
+    assert not out.exists()
+    assert not list(tmp_path.glob(".q*"))
+
+
+def test_a_tokenizer_of_another_model(
+    random_gptj: Callable[..., Path], recipe: Callable[..., str], tmp_path: Path
+) -> None:
+    path = random_gptj(64, 2, 16)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {k: v + 3000 for k, v in tokenizer["model"]["vocab"].items()}
+    tokenizer["added_tokens"] = []
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match="they do not belong together"):
+        quantize(path, tmp_path / "q", recipe())
+
+
+def test_a_failed_run_keeps_the_last_result(
+    demo_checkpoint: Path, demo_quantized: Path, tmp_path: Path, recipe: Callable[..., str]
+) -> None:
+    out = tmp_path / "q"
+    shutil.copytree(demo_quantized, out)
+    broken = tmp_path / "broken"
+    shutil.copytree(demo_checkpoint, broken)
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        quantize(broken, out, recipe())
+    assert (out / "quant.json").read_bytes() == (demo_quantized / "quant.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no quantized checkpoint"),
+        ("{", "not valid JSON"),
+        ('{"schema_version": 99}', "schema version 99"),
+        ('{"schema_version": 1, "modle": {}}', "did you mean 'model'"),
+    ],
+)
+def test_a_damaged_quantized_checkpoint(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "quant.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        QuantizedCheckpoint.open(tmp_path)
