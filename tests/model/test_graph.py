@@ -54,6 +54,18 @@ def test_equals_the_numpy_reference(
         past = np.array(upto, np.int32)
 
 
+def test_the_demo_equals_the_numpy_reference(demo_quantized: Path) -> None:
+    tokens = np.random.default_rng(1).integers(0, 3072, (1, 9))
+    evaluator = ReferenceEvaluator(functions.attach(onnx.load(str(demo_quantized / graph.FILE))))
+    empty = np.zeros((1, 6, 9, 64), np.float32)
+    feeds = {f"{kind}_cache.{layer}": empty for layer in range(4) for kind in "kv"}
+    feeds |= {"input_ids": tokens.astype(np.int32), "past_lens": np.zeros(1, np.int32)}
+    feeds["last_idx"] = np.array([[8]], np.int64)
+    found = evaluator.run(["logits"], feeds)[0]
+    expected = reference_logits(QuantizedCheckpoint.open(demo_quantized), tokens)[:, -1]
+    assert np.abs(found - expected).max() <= 1e-4
+
+
 def test_the_file_is_small_and_defines_nothing(demo_quantized: Path) -> None:
     path = demo_quantized / graph.FILE
     model = onnx.load(str(path), load_external_data=False)
