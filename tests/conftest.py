@@ -28,7 +28,10 @@ tokens = 128
 
 @pytest.fixture(scope="session")
 def demo_checkpoint() -> Path:
-    return data_dir("engines") / "demo"
+    path = data_dir("engines") / "demo"
+    if not (path / "model.safetensors").is_file():
+        pytest.fail(f"{path} has no model.safetensors: tools/train_demo.py makes it", pytrace=False)
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.errors import CheckpointError
+
 F16 = npt.NDArray[np.float16]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -72,6 +74,18 @@ class QuantizedLinear:
         return weight
 
 
+def to_half(x: npt.NDArray[np.floating], what: str) -> F16:
+    """`x` as float16; CheckpointError where a value is beyond its range."""
+    with np.errstate(over="ignore"):
+        half = x.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise CheckpointError(
+            f"{what} holds {np.abs(x).max():.3g}, more than FP16's 65504, so INT4 with FP16 parts "
+            f"cannot store it; use the recipe 'float', which keeps such weights in float32"
+        )
+    return half
+
+
 def pack_nibbles(q: U8) -> U8:
     """Values 0..15 [N, K] with even K -> bytes [N, K / 2], the even column in the low nibble."""
     return q[:, 0::2] | (q[:, 1::2] << np.uint8(4))
@@ -103,13 +117,13 @@ def quantize_rtn(
     padded[:, salient] = 0.0
     w = padded.reshape(n, groups, group_size)
     low, high = np.minimum(w.min(-1), 0.0), np.maximum(w.max(-1), 0.0)
-    scales = np.maximum((high - low) / QMAX, SCALE_FLOOR).astype(np.float16)
+    scales = to_half(np.maximum((high - low) / QMAX, SCALE_FLOOR), "the scale of a group")
     s = scales.astype(np.float32)[:, :, None]
     zeros = np.clip(np.rint(-low[:, :, None] / s), 0, QMAX)
     q = np.clip(np.rint(w / s) + zeros, 0, QMAX).astype(np.uint8)
     columns = -(-len(salient) // SALIENT_MULTIPLE) * SALIENT_MULTIPLE
     w_salient = np.zeros((n, columns), np.float16)
-    w_salient[:, : len(salient)] = weight[:, salient]
+    w_salient[:, : len(salient)] = to_half(weight[:, salient], "a salient channel")
     idx = np.full(columns, -1, np.int32)
     idx[: len(salient)] = salient
     return QuantizedLinear(

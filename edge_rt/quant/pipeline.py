@@ -35,7 +35,7 @@ from edge_rt.model.gptj import (
 )
 from edge_rt.quant import store
 from edge_rt.quant.calibration import ChannelMeans, observe_layer, sample_sequences
-from edge_rt.quant.pack import QuantizedLinear, quantize_rtn
+from edge_rt.quant.pack import QuantizedLinear, quantize_rtn, to_half
 from edge_rt.quant.salient import salient_channels
 from edge_rt.recipes import QuantRecipe
 from edge_rt.storage import atomic_directory, list_files, sha256_file, write_json
@@ -112,7 +112,7 @@ def _write_tensors(
 ) -> _WeightCount:
     config = checkpoint.config
     wte = checkpoint.tensor("transformer.wte.weight")
-    stored_wte = store.lossless(wte) if recipe.method == "float" else wte.astype(np.float16)
+    stored_wte = store.lossless(wte) if recipe.method == "float" else to_half(wte, "the embedding")
     shown = recipe.calibration
     hidden = wte[sample_sequences(tokens, shown.sequences, min(shown.tokens, config.n_positions))]
     golden_tokens = sample_sequences(tokens, GOLDEN_PROMPTS, min(GOLDEN_TOKENS, config.n_positions))
@@ -129,7 +129,9 @@ def _write_tensors(
         _count(weights, layer, quantized)
     head = _head(checkpoint)
     stored_head = (
-        store.lossless(head.weight) if recipe.method == "float" else head.weight.astype(np.float16)
+        store.lossless(head.weight)
+        if recipe.method == "float"
+        else to_half(head.weight, "lm_head.weight")
     )
     store.save_outer(out, stored_wte, head, stored_head, config)
     head = Head(head.ln_weight, head.ln_bias, stored_head.astype(np.float32), head.bias)

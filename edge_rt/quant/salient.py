@@ -14,7 +14,7 @@ import numpy.typing as npt
 def salient_count(channels: int, fraction: float) -> int:
     """How many of `channels` stay in FP16: rounded up, at least one unless the fraction is 0."""
     # The epsilon keeps 0.01 * 4100 = 41.00000000000001 from becoming 42.
-    return math.ceil(fraction * channels - 1e-9) if fraction > 0 else 0
+    return max(1, math.ceil(fraction * channels - 1e-9)) if fraction > 0 else 0
 
 
 def salient_channels(magnitude: npt.NDArray[np.float64], fraction: float) -> npt.NDArray[np.int32]:

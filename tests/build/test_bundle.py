@@ -53,18 +53,32 @@ def test_context_beyond_the_models_is_refused(demo_quantized: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     "damage",
-    ["decoder.onnx", "layer.002.safetensors", "outer.safetensors", "tokenizer.json"],
+    [
+        "decoder.onnx",
+        "golden.safetensors",
+        "layer.002.safetensors",
+        "outer.safetensors",
+        "tokenizer.json",
+    ],
 )
+@pytest.mark.parametrize("altered", [False, True], ids=["missing", "altered"])
 def test_a_damaged_checkpoint_leaves_the_old_bundle(
-    demo_quantized: Path, demo_bundle: BundleFactory, tmp_path: Path, damage: str
+    demo_quantized: Path, demo_bundle: BundleFactory, tmp_path: Path, damage: str, altered: bool
 ) -> None:
     quantized, out = tmp_path / "q", tmp_path / "b"
     shutil.copytree(demo_quantized, quantized)
     shutil.copytree(demo_bundle("demo.cpu"), out)
+    content = bytearray((quantized / damage).read_bytes())
+    content[len(content) // 2] ^= 1
     (quantized / damage).unlink()
+    if altered:
+        (quantized / damage).write_bytes(content)
+    manifest = (out / "manifest.json").read_bytes()
     with pytest.raises(CheckpointError, match=damage.replace(".", r"\.")):
         build(quantized, "demo.cpu", out)
+    assert (out / "manifest.json").read_bytes() == manifest
     Bundle.load(out).check_files()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize("damage", ["decoder.onnx", "layer.002.safetensors"])

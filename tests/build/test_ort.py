@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from edge_rt.bundle import Bundle
 from edge_rt.core import Limits
 from edge_rt.errors import ConfigError
 from edge_rt.loop import Loop
-from edge_rt.quant.pack import QuantizedLinear, quantize_rtn, unpack_nibbles
+from edge_rt.quant.pack import pack_nibbles, quantize_rtn, unpack_nibbles
 from edge_rt.quant.pipeline import quantize, reference_logits
 from edge_rt.quant.store import QuantizedCheckpoint
 from edge_rt.recipes import OrtOptions
@@ -27,6 +28,7 @@ from edge_rt.runtime.selfcheck import report
 from edge_rt.tokenizer import Tokenizer
 
 BundleFactory = Callable[[str], Path]
+NEAR_TIE = 2e-4  # twice what two float32 ways to one logit may lie apart
 # Heads of 32 to 256. 12 and 24 are rotary sizes that GroupQueryAttention does not take; 40 is a
 # head size that it does not rotate.
 SIZES = [(64, 2, 16), (128, 4, 12), (160, 4, 24), (120, 3, 16), (256, 2, 64), (256, 1, 256)]
@@ -100,18 +102,41 @@ def test_inputs_that_are_no_multiple_of_the_group(
     assert np.abs(found - expected).max() <= 1e-4
 
 
-def test_exact_engine_and_reference_say_the_same_on_50_prompts(
-    demo_bundle: BundleFactory, demo_quantized: Path
-) -> None:
-    bundle = Bundle.load(demo_bundle("demo.cpu-exact"))
+def continued(bundle: Bundle) -> np.ndarray:
+    """50 held-out prompts of 24 tokens, each with the engine's own next 16."""
     prompts = held_out_prompts(Tokenizer.load(bundle.path), 50, 24)
     loop = Loop(open_engine(bundle))
     answers = greedy(loop, prompts, max_tokens=16)
     loop.close()
-    whole = np.array([[*p, *a] for p, a in zip(prompts, answers, strict=True)], np.int64)
+    return np.array([[*p, *a] for p, a in zip(prompts, answers, strict=True)], np.int64)
+
+
+def test_exact_engine_and_reference_say_the_same_on_50_prompts(
+    demo_bundle: BundleFactory, demo_quantized: Path, record_property: Callable[..., None]
+) -> None:
+    whole = continued(Bundle.load(demo_bundle("demo.cpu-exact")))
     # Over the engine's own tokens: where each agrees with the reference, all of them do.
-    reference = reference_logits(QuantizedCheckpoint.open(demo_quantized), whole[:, :-1])
-    np.testing.assert_array_equal(reference[:, 23:].argmax(-1), whole[:, 24:])
+    reference = reference_logits(QuantizedCheckpoint.open(demo_quantized), whole[:, :-1])[:, 23:]
+    chosen = np.take_along_axis(reference, whole[:, 24:, None], -1)[..., 0]
+    best = np.sort(reference, -1)[..., -2:]
+    near_ties = best[..., 1] - best[..., 0] <= NEAR_TIE
+    record_property("near_ties", int(near_ties.sum()))
+    record_property("differing_tokens", int((chosen != best[..., 1]).sum()))
+    assert near_ties.mean() <= 0.01
+    differs = np.argwhere((chosen != best[..., 1]) & ~near_ties)
+    assert differs.tolist() == [], "(prompt, token) where the engine chose another token"
+    # At a near-tie rounding may decide, but only between the two.
+    assert (chosen >= best[..., 0]).all()
+
+
+def test_int8_activations_keep_95_of_100_greedy_tokens(
+    demo_bundle: BundleFactory, demo_quantized: Path, record_property: Callable[..., None]
+) -> None:
+    whole = continued(Bundle.load(demo_bundle("demo.cpu")))
+    reference = reference_logits(QuantizedCheckpoint.open(demo_quantized), whole[:, :-1])[:, 23:]
+    agreement = (reference.argmax(-1) == whole[:, 24:]).mean()
+    record_property("greedy_agreement", float(agreement))
+    assert agreement >= 0.95
 
 
 def test_int8_activations_stay_close_to_the_reference(
@@ -147,21 +172,31 @@ def test_block_that_does_not_divide_the_group(
 @given(
     n=st.integers(1, 5),
     k=st.integers(1, 300),
+    salient=st.integers(0, 20),
     block_size=st.sampled_from([32, 64, 128]),
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(deadline=None)
 def test_repacking_keeps_every_weight_to_the_bit(
-    n: int, k: int, block_size: int, seed: int
+    n: int, k: int, salient: int, block_size: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     weight = rng.normal(size=(n, k)).astype(np.float32)
-    linear = quantize_rtn(weight, np.zeros(0, np.int32), 128)
-    assert isinstance(linear, QuantizedLinear)
-    levels, scales, zeros = ort.repack(linear, k, block_size)
+    chosen = np.sort(rng.choice(k, min(salient, k), replace=False)).astype(np.int32)
+    linear = quantize_rtn(weight, chosen, 128)
+    # Any zero point and scale, not only those that rounding to nearest gives; the salient slots
+    # keep their promise to hold the zero point.
+    zeros = rng.integers(0, 16, linear.zeros.shape).astype(np.uint8)
+    scales = rng.uniform(1e-4, 10, linear.scales.shape).astype(np.float16)
+    q = rng.integers(0, 16, (n, linear.zeros.shape[1] * 128)).astype(np.uint8)
+    q[:, chosen] = zeros[:, chosen // 128]
+    linear = dataclasses.replace(linear, qweight=pack_nibbles(q), scales=scales, zeros=zeros)
+    levels, block_scales, block_zeros = ort.repack(linear, k, block_size)
     blocks = -(-k // block_size)
     assert levels.shape == (n, blocks, block_size // 2)
     q = unpack_nibbles(levels.reshape(n, -1)).reshape(n, blocks, block_size)
-    z = unpack_nibbles(zeros)[:, :blocks, None]
-    again = (q.astype(np.float32) - z) * scales[:, :, None]
-    np.testing.assert_array_equal(again.reshape(n, -1)[:, :k], linear.dequantize(k))
+    z = unpack_nibbles(block_zeros)[:, :blocks, None]
+    again = ((q.astype(np.float32) - z) * block_scales[:, :, None]).reshape(n, -1)[:, :k]
+    assert (again[:, chosen] == 0).all()
+    again[:, chosen] = linear.dequantize(k)[:, chosen]
+    np.testing.assert_array_equal(again, linear.dequantize(k))

@@ -131,6 +131,25 @@ def test_rope_attention(head: int, rotary: int, past: tuple[int, int]) -> None:
                 np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(("head", "rotary"), [(8, 4), (12, 12), (6, 2)])
+def test_rotate_turns_complex_numbers(head: int, rotary: int) -> None:
+    x = RNG.normal(size=(2, 3, 4, head)).astype(np.float32)
+    angle = RNG.uniform(-9, 9, (2, 3, rotary // 2))
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    (found,) = evaluate("Rotate", {"x": x, "cos": cos, "sin": sin}, ["y"])
+    pairs = x[..., :rotary].astype(np.float64).reshape(2, 3, 4, -1, 2)
+    turned = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angle)[:, :, None]
+    expected = x.astype(np.float64)
+    expected[..., 0:rotary:2], expected[..., 1:rotary:2] = turned.real, turned.imag
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_gelu_tanh() -> None:
+    x = np.r_[np.linspace(-12, 12, 97), 0.0].astype(np.float32)
+    (found,) = evaluate("GeluTanh", {"x": x}, ["y"])
+    np.testing.assert_allclose(found, gelu64(x.astype(np.float64)), atol=1e-6, rtol=1e-6)
+
+
 def test_head_logits() -> None:
     x, bias = RNG.normal(size=(3, 8)).astype(np.float32), RNG.normal(size=5).astype(np.float32)
     weight = RNG.normal(size=(5, 8)).astype(np.float16)

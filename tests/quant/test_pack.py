@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from edge_rt.errors import CheckpointError
 from edge_rt.quant.pack import QuantizedLinear, pack_nibbles, quantize_rtn, unpack_nibbles
 
 NONE = np.zeros(0, np.int32)
@@ -88,6 +89,14 @@ def test_degenerate_groups_stay_finite_and_close(group: np.ndarray) -> None:
     assert np.isfinite(found).all()
     assert (linear.scales > 0).all()
     assert np.abs(found - w).max() <= 0.51 * float(linear.scales[0, 0]) + 1e-7
+
+
+@pytest.mark.parametrize(("value", "salient"), [(2e6, []), (1e5, [3])])
+def test_what_fp16_cannot_hold_is_refused(value: float, salient: list[int]) -> None:
+    w = np.zeros((1, GROUP), np.float32)
+    w[0, 3] = value
+    with pytest.raises(CheckpointError, match=r"more than FP16's 65504.*recipe 'float'"):
+        quantize_rtn(w, np.array(salient, np.int32), GROUP)
 
 
 def test_salient_columns_are_exact_and_their_slots_add_nothing() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from transformers import GPTJForCausalLM
 
 from edge_rt.errors import CheckpointError, ConfigError, EdgeRTError
@@ -30,21 +30,33 @@ def test_two_runs_write_the_same_bytes(
         assert (again / name).read_bytes() == (demo_quantized / name).read_bytes(), name
 
 
+@pytest.mark.parametrize("is_demo", [True, False], ids=["demo", "random"])
 def test_golden_logits_are_those_of_transformers_with_the_dequantized_weights(
-    demo_checkpoint: Path, demo_quantized: Path
+    random_gptj: Callable[..., Path],
+    demo_checkpoint: Path,
+    demo_quantized: Path,
+    recipe: Callable[..., str],
+    tmp_path: Path,
+    is_demo: bool,
 ) -> None:
+    checkpoint, directory = demo_checkpoint, demo_quantized
+    if not is_demo:  # float32 weights, none of which FP16 holds exactly
+        checkpoint, directory = random_gptj(80, 2, 12), tmp_path / "q"
+        quantize(checkpoint, directory, recipe())
     model = GPTJForCausalLM.from_pretrained(
-        demo_checkpoint, dtype=torch.float32, attn_implementation="eager"
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    quantized = QuantizedCheckpoint.open(demo_quantized)
+    quantized = QuantizedCheckpoint.open(directory)
     state = model.state_dict()
+    state["transformer.wte.weight"].copy_(torch.from_numpy(quantized.embedding()))
+    state["lm_head.weight"].copy_(torch.from_numpy(quantized.head().weight))
     for index in range(quantized.info.model.n_layer):
         layer = quantized.layer(index)
         for spec in LINEARS:
             parts = np.split(layer.linears[spec.name].weight, len(spec.tensors))
             for name, part in zip(spec.tensors, parts, strict=True):
                 state[f"transformer.h.{index}.{name}"].copy_(torch.from_numpy(part))
-    golden = Golden.load(demo_quantized / GOLDEN_FILE)
+    golden = Golden.load(directory / GOLDEN_FILE)
     assert len(golden.prompts) == 4
     for prompt in golden.prompts:
         tokens = torch.from_numpy(prompt.tokens.astype(np.int64))[None]
@@ -84,6 +96,21 @@ def test_float_recipe_keeps_every_weight(
         np.testing.assert_array_equal(stored[f"h.3.{spec.name}.weight"], expected)
 
 
+def refused(
+    checkpoint: Path, out: Path, recipe_file: str, error: type[EdgeRTError], message: str
+) -> None:
+    """The run fails and leaves what stood at `out`: first nothing, then an earlier result."""
+    for earlier in (False, True):
+        if earlier:
+            out.mkdir()
+            (out / "quant.json").write_text("{}")
+        with pytest.raises(error, match=message):
+            quantize(checkpoint, out, recipe_file)
+        assert [path.name for path in out.glob("*")] == ["quant.json"] * earlier
+        assert not list(out.parent.glob(f".{out.name}*"))
+    shutil.rmtree(out)
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
@@ -107,11 +134,7 @@ def test_calibration_text_faults_leave_the_target_alone(
         own.write_bytes(text)
     file = Path(recipe())
     file.write_text(re.sub(r"text = .*", 'text = "text.txt"', file.read_text()))
-    out = tmp_path / "q"
-    with pytest.raises(error, match=message):
-        quantize(demo_checkpoint, out, str(file))
-    assert not out.exists()
-    assert not list(tmp_path.glob(".q*"))
+    refused(demo_checkpoint, tmp_path / "q", str(file), error, message)
 
 
 def test_a_tokenizer_of_another_model(
@@ -122,8 +145,26 @@ def test_a_tokenizer_of_another_model(
     tokenizer["model"]["vocab"] = {k: v + 3000 for k, v in tokenizer["model"]["vocab"].items()}
     tokenizer["added_tokens"] = []
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(CheckpointError, match="they do not belong together"):
-        quantize(path, tmp_path / "q", recipe())
+    refused(path, tmp_path / "q", recipe(), CheckpointError, "they do not belong together")
+
+
+def test_a_checkpoint_that_does_not_exist(recipe: Callable[..., str], tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", tmp_path / "q", recipe(), CheckpointError, "does not exist")
+
+
+@pytest.mark.parametrize("name", ["transformer.wte.weight", "lm_head.weight"])
+def test_a_weight_beyond_fp16_is_refused(
+    random_gptj: Callable[..., Path], recipe: Callable[..., str], tmp_path: Path, name: str
+) -> None:
+    """Else it would be stored as infinity, unseen where no golden prompt holds the token."""
+    path = random_gptj(64, 2, 16)
+    tensors = load_file(path / "model.safetensors")
+    tensors[name][3000, 5] = 1e5
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    refused(path, tmp_path / "q", recipe(), CheckpointError, "more than FP16's 65504")
+    quantize(path, tmp_path / "q", recipe("float"))
+    outer = load_file(tmp_path / "q" / "outer.safetensors")
+    assert outer[name.removeprefix("transformer.")][3000, 5] == 1e5
 
 
 def test_a_failed_run_keeps_the_last_result(

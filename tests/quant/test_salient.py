@@ -16,7 +16,14 @@ def test_one_percent_rounded_up_for_every_width() -> None:
 
 @pytest.mark.parametrize(
     ("channels", "fraction", "count"),
-    [(4096, 0.01, 41), (16384, 0.01, 164), (384, 0.01, 4), (384, 0.0, 0), (100, 0.05, 5)],
+    [
+        (4096, 0.01, 41),
+        (16384, 0.01, 164),
+        (384, 0.01, 4),
+        (384, 0.0, 0),
+        (100, 0.05, 5),
+        (384, 1e-12, 1),
+    ],
 )
 def test_known_counts(channels: int, fraction: float, count: int) -> None:
     assert salient_count(channels, fraction) == count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -110,11 +111,10 @@ def test_logits_are_the_same_bits_alone_and_in_a_batch(
     rng = np.random.default_rng(seed)
     prompts = [tuple(rng.integers(1, 3072, rng.integers(1, 60)).tolist()) for _ in slots]
 
-    def run(members: list[int]) -> dict[int, np.ndarray]:
-        """Logits of three decode steps for the members of a batch."""
-        for m in members:
-            engine.prefill([PrefillChunk(f"{m}", (slots[m],), 0, prompts[m], GREEDY)])
-        steps = []
+    def run(members: list[int], slots: list[int]) -> dict[int, np.ndarray]:
+        """Logits of the prompt and of three decode steps for the members of a batch."""
+        first = [PrefillChunk(f"{m}", (slots[m],), 0, prompts[m], GREEDY) for m in members]
+        steps = [engine.prefill(first, want_logits=True).logits]
         for step in range(3):
             rows = [
                 DecodeRow(f"{m}", (slots[m],), len(prompts[m]) + step, 7 + step, GREEDY)
@@ -122,12 +122,14 @@ def test_logits_are_the_same_bits_alone_and_in_a_batch(
             ]
             steps.append(engine.decode(rows, want_logits=True).logits)
         stacked = np.stack([step for step in steps if step is not None], axis=1)
-        assert stacked.shape[1] == 3
+        assert stacked.shape[1] == 4
         return dict(zip(members, stacked, strict=True))
 
-    together = run(list(range(len(slots))))
+    together = run(list(range(len(slots))), slots)
+    elsewhere = slots[1:] + slots[:1]
     for member in range(len(slots)):
-        np.testing.assert_array_equal(together[member], run([member])[member])
+        np.testing.assert_array_equal(together[member], run([member], slots)[member])
+        np.testing.assert_array_equal(together[member], run([member], elsewhere)[member])
 
 
 def test_a_request_that_fills_its_slot(engine: Runner) -> None:
@@ -157,6 +159,41 @@ def test_a_failed_step_spoils_no_other_slot(engine: Runner) -> None:
             engine.prefill([PrefillChunk("b", (1,), 0, (1, 999_999), GREEDY)])
 
     np.testing.assert_array_equal(run(between=fail), run(between=lambda: None))
+
+
+def test_a_failed_decode_spoils_no_slot_that_it_runs_along(engine: Runner) -> None:
+    """Slot 1 lies between the two that fail, so it is in their session run."""
+    prompts = {0: (1, 2, 3), 1: (4, 5), 2: (6,)}
+
+    def run(between: Callable[[], None]) -> np.ndarray:
+        for slot, prompt in prompts.items():
+            engine.prefill([PrefillChunk(f"{slot}", (slot,), 0, prompt, GREEDY)])
+        between()
+        row = DecodeRow("1", (1,), 2, 9, GREEDY)
+        logits = engine.decode([row], want_logits=True).logits
+        assert logits is not None
+        return logits
+
+    def fail() -> None:
+        rows = [DecodeRow("0", (0,), 3, 7, GREEDY), DecodeRow("2", (2,), 1, 999_999, GREEDY)]
+        with pytest.raises(EngineError, match="ONNX Runtime failed"):
+            engine.decode(rows)
+
+    np.testing.assert_array_equal(run(between=fail), run(between=lambda: None))
+
+
+@pytest.mark.parametrize("kept", [None, 0, 0.5], ids=["missing", "empty", "truncated"])
+def test_weights_that_cannot_be_mapped(
+    demo_bundle: BundleFactory, tmp_path: Path, kept: float | None
+) -> None:
+    """ONNX Runtime maps the file: a short one must be an error, not a SIGBUS in some later step."""
+    bundle = Bundle.load(demo_bundle("demo.cpu"))
+    shutil.copyfile(bundle.path / "model.onnx", tmp_path / "model.onnx")
+    if kept is not None:
+        content = (bundle.path / "weights.bin").read_bytes()
+        (tmp_path / "weights.bin").write_bytes(content[: int(kept * len(content))])
+    with pytest.raises(EngineError, match=r"cannot load .*model\.onnx"):
+        OrtRunner(tmp_path / "model.onnx", bundle.manifest.limits(), OrtOptions())
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no model"])

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx.external_data_helper import ExternalDataInfo
 
+from edge_rt.build.bundle import build
 from edge_rt.bundle import Bundle, Tolerance
 from edge_rt.core import DecodeRow, Limits, PrefillChunk
-from edge_rt.errors import EngineError
-from edge_rt.golden import Golden, GoldenPrompt
-from edge_rt.runtime.base import Sampled
+from edge_rt.errors import BundleError, EngineError
+from edge_rt.golden import GOLDEN_FILE, Golden, GoldenPrompt
+from edge_rt.runtime.base import Runner, Sampled
 from edge_rt.runtime.engines import open_engine
 from edge_rt.runtime.selfcheck import compare, report
 
@@ -103,11 +107,133 @@ def test_a_context_shorter_than_the_golden_prompts(golden: Golden) -> None:
         compare(Parrot(max_context=8), golden)
 
 
+class Altered:
+    """The real engine with `change` between it and whoever asks."""
+
+    def __init__(self, inner: Runner, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.inner = inner
+        self.limits = inner.limits
+        self.change = change
+
+    def prefill(self, chunks: Sequence[PrefillChunk], *, want_logits: bool = False) -> Sampled:
+        return self._altered(self.inner.prefill(chunks, want_logits=want_logits))
+
+    def decode(self, rows: Sequence[DecodeRow], *, want_logits: bool = False) -> Sampled:
+        return self._altered(self.inner.decode(rows, want_logits=want_logits))
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _altered(self, sampled: Sampled) -> Sampled:
+        if sampled.logits is None:
+            return sampled
+        return Sampled(sampled.tokens, self.change(sampled.logits))
+
+
+def one(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(logits: np.ndarray) -> np.ndarray:
+        logits[0, 17] = value
+        return logits
+
+    return change
+
+
+def noise(size: float) -> Callable[[np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(0)
+    return lambda logits: logits + rng.normal(scale=size, size=logits.shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change"),
+    [
+        ("demo.cpu-exact", noise(1e-3)),
+        ("demo.cpu", noise(0.3)),
+        ("demo.cpu", one(float("nan"))),
+        ("demo.cpu", one(float("inf"))),
+        ("demo.cpu", lambda logits: np.roll(logits, 1, axis=-1)),
+        ("demo.cpu", np.zeros_like),
+    ],
+    ids=["small noise", "noise", "one NaN", "one infinity", "shifted vocabulary", "zeros"],
+)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_an_engine_that_is_off_is_found(
+    demo_bundle: Callable[[str], Path], recipe: str, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    bundle = Bundle.load(demo_bundle(recipe))
+    golden = Golden.load(bundle.path / GOLDEN_FILE)
+    assert bundle.manifest.tolerance is not None
+    runner = Altered(open_engine(bundle), change)
+    found = compare(runner, golden)
+    runner.close()
+    with pytest.raises(EngineError, match="golden logits differ"):
+        found.check(bundle.manifest.tolerance)
+
+
+# demo.cpu's tolerance leaves room for int8 activations, and shifted scales fit into that room:
+# for them only demo.cpu-exact is held to account.
+@pytest.mark.parametrize(
+    ("recipe", "tensor"),
+    [
+        ("demo.cpu", "h.1.attn_qkv.levels"),
+        ("demo.cpu-exact", "h.1.attn_qkv.levels"),
+        ("demo.cpu-exact", "h.2.mlp_fc_out.scales"),
+    ],
+)
+def test_damage_that_the_manifest_hides_is_found(
+    demo_bundle: Callable[[str], Path], tmp_path: Path, recipe: str, tensor: str
+) -> None:
+    """Weights rewritten before they were hashed, as a faulty build would: only logits can tell."""
+    path = tmp_path / "bundle"
+    shutil.copytree(demo_bundle(recipe), path)
+    model = onnx.load(str(path / "model.onnx"), load_external_data=False)
+    (where,) = [
+        ExternalDataInfo(stored) for stored in model.graph.initializer if stored.name == tensor
+    ]
+    with (path / "weights.bin").open("r+b") as file:
+        file.seek(where.offset)
+        part = np.frombuffer(file.read(where.length), np.uint8).reshape(-1, 4)
+        file.seek(where.offset)
+        file.write(np.roll(part, 1, axis=0).tobytes())  # every value is there, one place off
+    bundle = Bundle.load(path)
+    runner = open_engine(bundle)
+    found = compare(runner, Golden.load(path / GOLDEN_FILE))
+    runner.close()
+    assert bundle.manifest.tolerance is not None
+    with pytest.raises(EngineError, match="golden logits differ"):
+        found.check(bundle.manifest.tolerance)
+
+
+def test_altered_golden_logits(demo_bundle: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    shutil.copytree(demo_bundle("demo.cpu-exact"), path)
+    golden = Golden.load(path / GOLDEN_FILE)
+    golden.prompts[3].logits[-1, 100] += 0.01
+    Golden.save(path / GOLDEN_FILE, golden.prompts)
+    bundle = Bundle.load(path)
+    with pytest.raises(BundleError, match=r"golden\.safetensors was altered"):
+        bundle.check_files()
+    runner = open_engine(bundle)
+    found = compare(runner, Golden.load(path / GOLDEN_FILE))
+    runner.close()
+    assert bundle.manifest.tolerance is not None
+    with pytest.raises(EngineError, match=r"max_abs_logit_diff is 0\.01"):
+        found.check(bundle.manifest.tolerance)
+
+
+def test_a_bundle_too_short_for_the_golden_prompts(demo_quantized: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.toml").write_text('engine = "ort"\nmax_context = 31\n')
+    build(demo_quantized, str(tmp_path / "short.toml"), tmp_path / "b")
+    runner = open_engine(Bundle.load(tmp_path / "b"))
+    with pytest.raises(EngineError, match=r"have 32 tokens, the engine's max_context is 31"):
+        compare(runner, Golden.load(tmp_path / "b" / GOLDEN_FILE))
+    runner.close()
+
+
 def test_the_demo_engines(demo_bundle: Callable[[str], Path]) -> None:
     for recipe, bound in (("demo.cpu", 1e-2), ("demo.cpu-exact", 1e-6)):
         bundle = Bundle.load(demo_bundle(recipe))
         runner = open_engine(bundle)
-        found = compare(runner, Golden.load(bundle.path / "golden.safetensors"))
+        found = compare(runner, Golden.load(bundle.path / GOLDEN_FILE))
         runner.close()
         assert found.mean_kl < bound
         assert bundle.manifest.tolerance is not None
