@@ -6,6 +6,7 @@ It is the only thing that crosses from build to run.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -29,6 +30,7 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 
 _REBUILD = "rebuild the bundle with edge-rt build"
+_PIP = f"{sys.executable} -m pip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class ModelInfo:
     vocab_size: int
     n_positions: int
     eos_token_id: int | None
+
+    def __post_init__(self) -> None:
+        sizes = (self.n_layer, self.n_head, self.head_size, self.vocab_size, self.n_positions)
+        if min(sizes) < 1:
+            raise ConfigError(f"a model has no size below 1, found {min(sizes)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +75,14 @@ class Tolerance:
 class Manifest:
     """What a bundle holds, how it was made and what it needs.
 
-    `libraries` are the oldest versions that can run it; `sm` is the CUDA compute capability that it
-    is bound to, `tolerance` that of its golden logits; `files` are paths within the bundle.
+    `libraries` are the oldest versions that can run it, `tolerance` that of its golden logits (None
+        for an engine that computes none); `files` are paths within the bundle.
     """
 
     model: ModelInfo
     recipe: EngineRecipe
     quantization: QuantizationSummary
     libraries: dict[str, str]
-    sm: str | None
     tolerance: Tolerance | None
     edge_rt_version: str
     created_utc: str
@@ -84,6 +90,10 @@ class Manifest:
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
+        if (self.recipe.engine == "null") != (self.tolerance is None):
+            raise ConfigError(
+                f"engine '{self.recipe.engine}' and tolerance {self.tolerance} do not go together"
+            )
         wanted, trained = self.recipe.max_context, self.model.n_positions
         if wanted is not None and wanted > trained:
             raise ConfigError(
@@ -114,7 +124,6 @@ def write_manifest(
     recipe: EngineRecipe,
     quantization: QuantizationSummary,
     libraries: Mapping[str, str],
-    sm: str | None = None,
     tolerance: Tolerance | None = None,
 ) -> Manifest:
     """Describe a finished directory: hash every file in it and write manifest.json.
@@ -126,7 +135,6 @@ def write_manifest(
         recipe=recipe,
         quantization=quantization,
         libraries=dict(libraries),
-        sm=sm,
         tolerance=tolerance,
         edge_rt_version=edge_rt.__version__,
         created_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -162,28 +170,28 @@ class Bundle:
         except ConfigError as error:
             raise BundleError(f"{error}; {_REBUILD}") from error
 
-    def check_files(self) -> None:
+    def check_files(self, *, hashes: bool = True) -> None:
         """Compare every file with the manifest; BundleError names the first that differs."""
-        check_files(self.path, self.manifest.files, BundleError, _REBUILD)
+        check_files(self.path, self.manifest.files, BundleError, _REBUILD, hashes=hashes)
 
     def check_libraries(self, installed: Mapping[str, str]) -> None:
-        """BundleError for a library that is missing or older, by major.minor, than it needs."""
+        """BundleError for a library that is missing or older than it needs."""
         for library, needed in self.manifest.libraries.items():
             found = installed.get(library)
             if found is None:
                 raise BundleError(
                     f"the bundle needs {library} {needed} or newer, which is not installed here; "
-                    f"install it: pip install '{library}>={needed}'"
+                    f"install it: {_PIP} install '{library}>={needed}'"
                 )
-            if _major_minor(found) < _major_minor(needed):
+            if _release(found) < _release(needed):
                 raise BundleError(
                     f"the bundle needs {library} {needed} or newer, but {found} is installed; "
-                    f"upgrade it: pip install '{library}>={needed}'"
+                    f"upgrade it: {_PIP} install '{library}>={needed}'"
                 )
 
 
-def _major_minor(version: str) -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", version)
+def _release(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)+", version)
     if match is None:
         raise BundleError(f"'{version}' is not a version number; {_REBUILD}")
-    return int(match[1]), int(match[2])
+    return tuple(int(part) for part in match[0].split("."))

@@ -28,7 +28,7 @@ def load(cls: type[T], path: Path) -> T:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # bad UTF-8, bad TOML, nested without end
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     return from_table(cls, table, str(path))
 

@@ -5,13 +5,15 @@ EdgeRTError
 ├── CheckpointError    a model directory that cannot be read as what it says it is; names the tensor
 ├── BundleError        a bundle that is damaged, foreign or of another version; says how to rebuild
 ├── RequestError       a request that can never be served; says what would fit
-└── EngineError        the engine failed while it worked
-    └── MissingLibraryError   a library of an extra is not installed; names the extra
+├── EngineError        the engine failed while it worked
+└── MissingLibraryError   a library of an extra is not installed; says how to install it
 
 A message says what was found, what was expected and what to do. `assert` is left for invariants.
 """
 
 from __future__ import annotations
+
+import sys
 
 
 class EdgeRTError(Exception):
@@ -38,10 +40,11 @@ class EngineError(EdgeRTError):
     """The engine failed while it worked."""
 
 
-class MissingLibraryError(EngineError):
-    """A library that this engine needs is not installed."""
+class MissingLibraryError(EdgeRTError):
+    """A library of an extra is needed and not installed."""
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(
-            f"{library} is not installed; install it with: pip install 'edge-rt[{extra}]'"
+            f"{library} is not installed; install it with: "
+            f"{sys.executable} -m pip install {library} (part of edge_rt's extra '{extra}')"
         )

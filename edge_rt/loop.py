@@ -60,10 +60,17 @@ class Loop:
             return None
         try:
             result, stats = _run(self._runner, batch, started_ns)
+        except EngineError as error:
+            logger.error("the engine failed in a step of %d tokens: %s", batch.tokens, error)
+            stats = StepStats(started_ns, 0, 0, 0, 0)
+            events = self._scheduler.fail(str(error), time.monotonic_ns())
         except Exception as error:  # whatever an engine raises, the requests outside it live on
             logger.exception("the engine failed in a step of %d tokens", batch.tokens)
             stats = StepStats(started_ns, 0, 0, 0, 0)
-            events = self._scheduler.fail(_describe(error), time.monotonic_ns())
+            events = self._scheduler.fail(f"{type(error).__name__}: {error}", time.monotonic_ns())
+        except BaseException:  # an interrupt: the step is lost, its requests still end
+            self._deliver(self._scheduler.fail("interrupted", time.monotonic_ns()))
+            raise
         else:
             events = self._scheduler.finish(result, time.monotonic_ns())
         self._deliver(events)
@@ -125,11 +132,14 @@ def _run(runner: Runner, batch: Batch, started_ns: int) -> tuple[StepResult, Ste
         prefill_ns=prefilled_ns - begun_ns,
         decode_ns=decoded_ns - prefilled_ns,
     )
-    return _step_result(batch, prefill, decode), stats
+    return _step_result(batch, prefill, decode, runner.limits.vocab_size), stats
 
 
 def _step_result(
-    batch: Batch, prefill: tuple[int | None, ...], decode: tuple[int | None, ...]
+    batch: Batch,
+    prefill: tuple[int | None, ...],
+    decode: tuple[int | None, ...],
+    vocab_size: int,
 ) -> StepResult:
     """What the engine sampled, once it is seen to answer the batch; else EngineError."""
     decoded = tuple(token for token in decode if token is not None)
@@ -139,12 +149,10 @@ def _step_result(
         raise EngineError("the engine did not sample exactly the prompts' last chunks")
     if not len(decoded) == len(decode) == len(batch.decode):
         raise EngineError(f"the engine sampled {len(decoded)} tokens of {len(batch.decode)} rows")
+    for token in (*prefill, *decode):
+        if token is not None and not 0 <= token < vocab_size:
+            raise EngineError(f"the engine sampled token {token} of a vocabulary of {vocab_size}")
     return StepResult(prefill, decoded)
-
-
-def _describe(error: Exception) -> str:
-    """Our own messages are written for users; any other says little without its type."""
-    return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
 
 
 def _call(on_event: OnEvent, event: TokenEvent) -> None:

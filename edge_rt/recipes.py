@@ -16,7 +16,8 @@ from edge_rt.errors import ConfigError
 Kind = Literal["engines", "calib"]
 
 MAX_BATCH = 16
-MAX_ROWS = 64
+MAX_THREADS = 1024
+MAX_MODELLED_MS = 60_000.0
 
 
 def _require(condition: bool, message: str) -> None:
@@ -29,7 +30,7 @@ class OrtOptions:
     """ONNX Runtime engine.
 
     `accuracy_level` 0 multiplies in float32; 4 quantizes activations to int8 in blocks, which is
-    about twice as fast. With `block_size` 32 a row's result is the same bits in any batch.
+    faster. At level 4 with `block_size` 32 a row's result is the same bits in any batch.
     `threads` 0 takes every core.
     """
 
@@ -38,7 +39,10 @@ class OrtOptions:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.threads >= 0, f"threads must be 0 (all cores) or more, found {self.threads}")
+        _require(
+            0 <= self.threads <= MAX_THREADS,
+            f"threads must be 0 (all cores) to {MAX_THREADS}, found {self.threads}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,10 @@ class NullOptions:
 
     def __post_init__(self) -> None:
         _require(self.step_ms >= 0 and self.row_ms >= 0, "step_ms and row_ms must not be negative")
+        _require(
+            max(self.step_ms, self.row_ms) <= MAX_MODELLED_MS,
+            f"step_ms and row_ms must be at most {MAX_MODELLED_MS:g}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,8 @@ def find(kind: Kind, name_or_file: str) -> Path:
         if as_path.is_file():
             return as_path
         raise ConfigError(f"recipe file {as_path} does not exist")
+    if as_path.is_file():
+        raise ConfigError(f"{as_path} is a file, but recipes end in .toml; rename it")
     if name_or_file in names(kind):
         return data_dir(kind) / f"{name_or_file}.toml"
     match = difflib.get_close_matches(name_or_file, names(kind), n=1)
@@ -153,7 +163,10 @@ def engine(name_or_file: str) -> EngineRecipe:
 
 
 def quantization(name_or_file: str) -> tuple[QuantRecipe, Path]:
-    """Load a quantization recipe and find its calibration text, which lies beside it."""
+    """Load a quantization recipe and find its calibration text: beside it, else the shipped one."""
     path = find("calib", name_or_file)
     recipe = config.load(QuantRecipe, path)
-    return recipe, path.parent / recipe.calibration.text
+    beside, shipped = (
+        folder / recipe.calibration.text for folder in (path.parent, data_dir("calib"))
+    )
+    return recipe, shipped if shipped.is_file() and not beside.is_file() else beside

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -23,21 +24,22 @@ _CHUNK_BYTES = 1 << 20
 def atomic_directory(path: Path, marker: str) -> Iterator[Path]:
     """Yield an empty directory that takes the place of `path` once the block has succeeded.
 
-    The block must write the file `marker` into it. What stands at `path` is replaced only if it
-    is an empty directory or holds `marker` too, so that nobody's own files are ever deleted:
-    ConfigError otherwise. If the block fails, `path` stays as it was. What a killed run left
-    beside `path` is put right by the next one.
+    The block must write the file `marker` into it: a JSON object whose `files` list what is in the
+    directory. What stands at `path` is replaced only if it is empty or holds `marker` and nothing
+    that `marker` does not list, so that nobody's own files are ever deleted: ConfigError otherwise,
+    and for a directory that cannot be written. If the block fails, `path` stays as it was. What a
+    killed run left beside `path` is put right by the next one.
     """
-    path = path.resolve()  # through a link, the directory is replaced and the link stays
-    partial = path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
     try:
+        path = path.resolve()  # through a link, the directory is replaced and the link stays
+        partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
         path.parent.mkdir(parents=True, exist_ok=True)
         _recover(path)
         _check_replaceable(path, marker)
         partial.mkdir()
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
         raise ConfigError(
-            f"{path} cannot be written: {error.strerror}; choose another directory"
+            f"{path} cannot be written ({error}); choose another directory"
         ) from error
     try:
         with _locked(partial):
@@ -45,6 +47,11 @@ def atomic_directory(path: Path, marker: str) -> Iterator[Path]:
             assert (partial / marker).is_file(), f"the block did not write {marker}"
             _flush(partial)
             _swap(partial, path)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ConfigError(
+            f"{path} cannot be written ({error}); what was there is unchanged"
+        ) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -55,10 +62,20 @@ def _check_replaceable(path: Path, marker: str) -> None:
         return
     if not path.is_dir():
         raise ConfigError(f"{path} is a file, expected a directory; choose another name")
-    if not (path / marker).is_file() and any(path.iterdir()):
+    present = {p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir()}
+    if not present:
+        return
+    if marker not in present:
         raise ConfigError(
             f"{path} holds files but no {marker}, so edge_rt did not write it and will not "
             f"replace it; choose another directory or empty this one"
+        )
+    files = read_json(path / marker, ConfigError).get("files")
+    strangers = present - {marker} - set(files if isinstance(files, dict) else ())
+    if strangers:
+        raise ConfigError(
+            f"{path} holds {min(strangers)}, which {marker} does not list, so edge_rt did not "
+            f"write it and will not delete it; move it away or choose another directory"
         )
 
 
@@ -79,16 +96,19 @@ def _swap(partial: Path, path: Path) -> None:
 
 def _recover(path: Path) -> None:
     """Undo what a killed run left: one killed between the two renames of `_swap` had no target."""
+    ours = re.compile(rf"\.{re.escape(path.name)}\.(old|partial)-[0-9a-f]{{8}}")
     for sibling in list(path.parent.iterdir()):
-        if sibling.name.startswith(f".{path.name}.old-"):
-            if path.exists():
-                shutil.rmtree(sibling, ignore_errors=True)
-            else:
-                sibling.rename(path)
-        elif sibling.name.startswith(f".{path.name}.partial-"):
+        match = ours.fullmatch(sibling.name)
+        if match is None or not sibling.is_dir():
+            continue
+        if match[1] == "partial":
             # One that is still locked belongs to a run that is alive.
             with contextlib.suppress(BlockingIOError), _locked(sibling):
                 shutil.rmtree(sibling, ignore_errors=True)
+        elif path.exists():
+            shutil.rmtree(sibling, ignore_errors=True)
+        else:
+            sibling.rename(path)
 
 
 @contextlib.contextmanager
@@ -153,7 +173,12 @@ def check_names(files: Mapping[str, FileEntry]) -> None:
 
 
 def check_files(
-    directory: Path, files: Mapping[str, FileEntry], error: type[EdgeRTError], remedy: str
+    directory: Path,
+    files: Mapping[str, FileEntry],
+    error: type[EdgeRTError],
+    remedy: str,
+    *,
+    hashes: bool = True,
 ) -> None:
     """Compare every file with the list; `error` names the first that differs, and the remedy."""
     for name, entry in files.items():
@@ -163,14 +188,15 @@ def check_files(
         size = file.stat().st_size
         if size != entry.size_bytes:
             raise error(f"{file} has {size} bytes, expected {entry.size_bytes}; {remedy}")
-        if sha256_file(file) != entry.sha256:
+        if hashes and sha256_file(file) != entry.sha256:
             raise error(f"{file} was altered: its SHA-256 differs; {remedy}")
 
 
 def write_json(path: Path, table: object) -> None:
     """Write indented JSON with sorted keys; ValueError for NaN and infinities."""
     text = json.dumps(table, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    # A path that is not UTF-8 may stand in it.
+    path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def read_json(path: Path, error: type[EdgeRTError]) -> dict[str, Any]:
@@ -179,7 +205,7 @@ def read_json(path: Path, error: type[EdgeRTError]) -> dict[str, Any]:
         table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as cause:
         raise error(f"{path} cannot be read: {cause.strerror}") from cause
-    except ValueError as cause:  # not UTF-8 or not JSON
+    except (ValueError, RecursionError) as cause:  # not UTF-8, not JSON, or nested without end
         raise error(f"{path} is not valid JSON: {cause}") from cause
     if not isinstance(table, dict):
         raise error(f"{path} holds a JSON {type(table).__name__}, expected an object")

@@ -50,7 +50,6 @@ def test_what_is_written_is_loaded(bundle: Path) -> None:
     assert manifest.recipe == RECIPE
     assert manifest.quantization == QUANTIZATION
     assert manifest.tolerance == Tolerance(0.5, 1e-3)
-    assert manifest.sm is None
     assert manifest.edge_rt_version == edge_rt.__version__
     assert manifest.files.keys() == {"model.onnx", "tokenizer/tokenizer.json"}
     assert manifest.files["model.onnx"].size_bytes == 5
@@ -58,7 +57,12 @@ def test_what_is_written_is_loaded(bundle: Path) -> None:
 
 def test_writing_again_does_not_list_the_manifest(bundle: Path) -> None:
     manifest = write_manifest(
-        bundle, model=MODEL, recipe=RECIPE, quantization=QUANTIZATION, libraries={}
+        bundle,
+        model=MODEL,
+        recipe=RECIPE,
+        quantization=QUANTIZATION,
+        libraries={},
+        tolerance=Tolerance(0.5, 1e-3),
     )
     assert "manifest.json" not in manifest.files
     assert Bundle.load(bundle).manifest == manifest
@@ -87,6 +91,7 @@ def test_context_beyond_the_model_is_refused(tmp_path: Path) -> None:
             recipe=replace(RECIPE, max_context=65),
             quantization=QUANTIZATION,
             libraries={},
+            tolerance=Tolerance(0.5, 1e-3),
         )
     assert not (tmp_path / "manifest.json").exists()
 
@@ -113,12 +118,12 @@ def test_damaged_file_is_named(bundle: Path, content: bytes | None, message: str
         loaded.check_files()
 
 
-@pytest.mark.parametrize("installed", ["1.23.2", "1.23.0", "1.24.0", "2.0", "1.23.2+cpu"])
+@pytest.mark.parametrize("installed", ["1.23.2", "1.24.0", "2.0", "1.23.10", "1.23.2+cpu"])
 def test_library_as_new_passes(bundle: Path, installed: str) -> None:
     Bundle.load(bundle).check_libraries({"onnxruntime": installed, "other": "0.1"})
 
 
-@pytest.mark.parametrize("installed", ["1.22.9", "1.9.0", "0.99"])
+@pytest.mark.parametrize("installed", ["1.23.1", "1.22.9", "1.9.0", "0.99"])
 def test_older_library_is_refused(bundle: Path, installed: str) -> None:
     with pytest.raises(
         BundleError, match=rf"onnxruntime 1\.23\.2 or newer, but {installed} is installed"
@@ -190,4 +195,22 @@ def test_manifest_fault_is_named(
 def test_files_stay_inside(bundle: Path, name: str) -> None:
     edit(bundle, lambda table: table["files"].update({name: {"sha256": "", "size_bytes": 0}}))
     with pytest.raises(BundleError, match="outside the directory"):
+        Bundle.load(bundle)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.update(tolerance=None),
+        lambda table: table["recipe"].update(engine="null"),
+        lambda table: table["model"].update(vocab_size=0),
+        lambda table: table["model"].update(n_layer=-1),
+    ],
+    ids=["no tolerance", "another engine", "no vocabulary", "negative layers"],
+)
+def test_a_manifest_that_makes_no_sense(
+    bundle: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    edit(bundle, change)
+    with pytest.raises(BundleError, match="rebuild"):
         Bundle.load(bundle)

@@ -13,16 +13,25 @@ from edge_rt.storage import atomic_directory, read_json, sha256_file, write_json
 MARKER = "manifest.json"
 
 
+def marker(content: str) -> str:
+    return json.dumps({"content": content, "files": {"sub/weights": {}}})
+
+
+def content_of(path: Path) -> str:
+    content: str = json.loads((path / MARKER).read_text())["content"]
+    return content
+
+
 def write(path: Path, content: str) -> None:
     with atomic_directory(path, MARKER) as partial:
-        (partial / MARKER).write_text(content)
+        (partial / MARKER).write_text(marker(content))
         (partial / "sub").mkdir()
         (partial / "sub" / "weights").write_text(content)
 
 
 def only_holds(path: Path, content: str) -> None:
     """`path` is whole, and nothing else lies beside it."""
-    assert (path / MARKER).read_text() == (path / "sub" / "weights").read_text() == content
+    assert content_of(path) == (path / "sub" / "weights").read_text() == content
     assert [sibling.name for sibling in path.parent.iterdir()] == [path.name]
 
 
@@ -30,10 +39,31 @@ def test_writes_and_replaces(tmp_path: Path) -> None:
     target = tmp_path / "home" / "bundle"
     write(target, "old")
     only_holds(target, "old")
-    (target / "stale").touch()
     write(target, "new")
     only_holds(target, "new")
-    assert not (target / "stale").exists()
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "sub/thesis.tex", "own/thesis.tex"])
+def test_a_file_that_is_not_ours_keeps_the_directory(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "bundle"
+    write(target, "old")
+    (target / name).parent.mkdir(exist_ok=True)
+    (target / name).write_text("mine")
+    with pytest.raises(ConfigError, match=rf"holds {name}, which manifest\.json does not list"):
+        write(target, "new")
+    assert (target / name).read_text() == "mine"
+    assert content_of(target) == "old"
+
+
+@pytest.mark.parametrize("content", ['{"name": "my web app"}', "{", "[]"])
+def test_a_foreign_manifest_is_no_licence(tmp_path: Path, content: str) -> None:
+    target = tmp_path / "site"
+    target.mkdir()
+    (target / MARKER).write_text(content)
+    (target / "thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError):
+        write(target, "new")
+    assert (target / "thesis.tex").read_text() == "mine"
 
 
 def test_is_as_readable_as_any_new_directory(tmp_path: Path) -> None:
@@ -77,7 +107,7 @@ def test_through_a_link_the_directory_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "current").symlink_to("real")
     write(tmp_path / "current", "new")
     assert (tmp_path / "current").is_symlink()
-    assert (tmp_path / "real" / MARKER).read_text() == "new"
+    assert content_of(tmp_path / "real") == "new"
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -117,7 +147,7 @@ def test_failed_rename_leaves_the_old_content(
         return rename(self, new)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ConfigError, match="No space"):
         write(target, "new")
     only_holds(target, "old")
 
@@ -167,7 +197,7 @@ def test_killed_run_leaves_the_old_content_and_the_next_run_tidies(tmp_path: Pat
     target = tmp_path / "bundle"
     write(target, "old")
     kill(start(target, IN_THE_BLOCK))
-    assert (target / MARKER).read_text() == "old"
+    assert content_of(target) == "old"
     assert len(list(tmp_path.iterdir())) == 2
     write(target, "new")
     only_holds(target, "new")
@@ -192,14 +222,18 @@ def test_run_that_is_alive_keeps_its_directory(tmp_path: Path) -> None:
 
 
 def test_neighbours_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / ".bundle2.partial-1").mkdir()
-    (tmp_path / "bundle.partial-1").mkdir()
-    write(tmp_path / "bundle", "new")
-    assert {p.name for p in tmp_path.iterdir()} == {
-        ".bundle2.partial-1",
-        "bundle.partial-1",
-        "bundle",
+    neighbours = {
+        ".bundle2.partial-00000000",
+        "bundle.partial-00000000",
+        ".bundle.partial-mine",
+        ".bundle.old-mine",
     }
+    for name in neighbours:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".bundle.old-00000000").write_text("a file")
+    write(tmp_path / "bundle", "new")
+    left = {p.name for p in tmp_path.iterdir()}
+    assert left == neighbours | {"bundle", ".bundle.old-00000000"}
 
 
 def test_sha256_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from edge_rt.core import Request, SamplingParams, TokenEvent
+from edge_rt.core import FinishReason, Request, SamplingParams, TokenEvent
 from edge_rt.errors import EngineError
 from edge_rt.loop import Loop
 
@@ -30,6 +30,8 @@ class Timing:
     submitted_ns: int
     token_ns: list[int] = field(default_factory=list)
     ended_ns: int = 0
+    finish: FinishReason | None = None
+    message: str = ""
     on_end: OnEnd = _ignore
 
     def on_event(self, event: TokenEvent) -> None:
@@ -39,6 +41,7 @@ class Timing:
             self.token_ns.append(now_ns)
         if event.finish is not None:
             self.ended_ns = now_ns
+            self.finish, self.message = event.finish, event.message
             self.on_end()
 
 
@@ -82,6 +85,6 @@ def _submit(loop: Loop, request_id: str, prompt: Prompt, max_tokens: int, on_end
 
 def _finished(timings: Sequence[Timing], started_ns: int) -> Run:
     for timing in timings:
-        if not timing.token_ns:
-            raise EngineError(f"request {timing.request_id} ended without a token; see the log")
+        if timing.finish is not FinishReason.LENGTH:  # half an answer is no measurement
+            raise EngineError(f"request {timing.request_id} failed: {timing.message}")
     return Run(tuple(timings), time.monotonic_ns() - started_ns)

@@ -17,7 +17,9 @@ def held_out_prompts(
     text = (recipes.data_dir("calib") / HELD_OUT_TEXT).read_text(encoding="utf-8")
     stride = len(text) // samples
     prompts = []
-    for start in range(0, samples * stride, max(stride, 1)):
+    if stride == 0:
+        raise ConfigError(f"the held-out text has no {samples} passages; ask for fewer samples")
+    for start in range(0, samples * stride, stride):
         passage = text[start : start + prompt_tokens * _PASSAGE_CHARACTERS]
         tokens = tokenizer.encode(passage)[:prompt_tokens]
         if len(tokens) < prompt_tokens:

@@ -10,7 +10,7 @@ from edge_rt import recipes
 from edge_rt.build import ort
 from edge_rt.bundle import MANIFEST, Manifest, ModelInfo, Tolerance, write_manifest
 from edge_rt.errors import ConfigError
-from edge_rt.golden import GOLDEN_FILE
+from edge_rt.golden import GOLDEN_FILE, Golden
 from edge_rt.quant.store import QuantizedCheckpoint
 from edge_rt.recipes import EngineRecipe
 from edge_rt.storage import atomic_directory
@@ -50,6 +50,7 @@ def build(quantized: Path, recipe_name: str, out: Path) -> Manifest:
         engine = _build_engine(checkpoint, recipe, partial)
         shutil.copyfile(quantized / TOKENIZER_FILE, partial / TOKENIZER_FILE)
         if engine.tolerance is not None:
+            _check_context(recipe, Golden.load(quantized / GOLDEN_FILE))
             shutil.copyfile(quantized / GOLDEN_FILE, partial / GOLDEN_FILE)
         return write_manifest(
             partial,
@@ -70,3 +71,13 @@ def _build_engine(checkpoint: QuantizedCheckpoint, recipe: EngineRecipe, out: Pa
             {"onnxruntime": ort.OLDEST_RUNTIME}, ort.TOLERANCES[recipe.ort.accuracy_level]
         )
     raise ConfigError(f"no builder for engine '{recipe.engine}'")
+
+
+def _check_context(recipe: EngineRecipe, golden: Golden) -> None:
+    """A bundle that could never be verified is not built."""
+    needed = max(len(prompt.tokens) for prompt in golden.prompts)
+    if recipe.max_context is not None and recipe.max_context < needed:
+        raise ConfigError(
+            f"max_context is {recipe.max_context}, but the golden prompts that the bundle is "
+            f"verified with have {needed} tokens; raise it in the engine recipe"
+        )

@@ -26,10 +26,10 @@ from tqdm import tqdm
 from edge_rt.bundle import Tolerance
 from edge_rt.errors import ConfigError
 from edge_rt.model import functions, graph
-from edge_rt.quant.pack import QuantizedLinear
+from edge_rt.quant.pack import QuantizedLinear, pack_nibbles
 from edge_rt.recipes import OrtOptions
+from edge_rt.runtime.ort import MODEL_FILE
 
-MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "weights.bin"
 MS = "com.microsoft"
 
@@ -75,7 +75,7 @@ def repack(
     scales = np.repeat(linear.scales.astype(np.float32), per_group, axis=1)[:, :blocks]
     zeros = np.repeat(linear.zeros, per_group, axis=1)[:, :blocks]
     zeros = np.pad(zeros, ((0, 0), (0, blocks % 2)))
-    return levels, scales, zeros[:, 0::2] | (zeros[:, 1::2] << 4)
+    return levels, scales, pack_nibbles(zeros)
 
 
 class _Weights:
@@ -130,7 +130,7 @@ class _Rewriter:
             "RopeAttention": self._rope_attention,
             "HeadLogits": self._head_logits,
         }
-        for node in tqdm(self._decoder.node, desc="build", unit="node", disable=None):
+        for node in tqdm(self._decoder.node, desc="build", unit=" node", leave=False, disable=None):
             if node.domain == functions.DOMAIN:
                 rewrite[node.op_type](node)
             else:

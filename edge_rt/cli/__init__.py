@@ -10,12 +10,18 @@ from __future__ import annotations
 import argparse
 import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from edge_rt import __version__
 from edge_rt.cli import bench, build, demo, doctor, generate, quantize, verify
-from edge_rt.errors import ConfigError, EdgeRTError
+from edge_rt.cli.output import check_json_target
+from edge_rt.errors import ConfigError, EdgeRTError, MissingLibraryError
+
+# Libraries that a command may miss, and the extra that brings each.
+_EXTRAS = {"onnx": "ort", "onnxruntime": "ort"}
 
 COMMANDS = (quantize, build, verify, generate, bench, doctor, demo)
 
@@ -31,24 +37,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         command.add_parser(commands)
     options = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    elif isinstance(sys.stdout, io.TextIOWrapper):
         # A path or prompt may hold what the terminal's encoding cannot say.
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
+        check_json_target(options)
         code: int = options.run(options)
-    except ConfigError as error:
-        return _fail(error, 2)
-    except EdgeRTError as error:
-        return _fail(error, 1)
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        sys.stderr.close()
+        # What is still buffered must not raise again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        return _fail(MissingLibraryError(error.name, _EXTRAS[error.name]), 1)
+    except (EdgeRTError, OSError) as error:
+        return _fail(error, 2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         return 130
     return code
 
 
-def _fail(error: EdgeRTError, code: int) -> int:
+def _fail(error: Exception, code: int) -> int:
     sys.stderr.write(f"edge-rt: {error}\n")
     return code

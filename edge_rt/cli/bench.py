@@ -62,7 +62,9 @@ def measure(
     try:
         timer.single_stream(loop, prompts[:1], max_tokens)
         measured = timer.single_stream if scenario == "single-stream" else timer.offline
-        with tqdm(total=samples, desc=scenario, unit="request", disable=None) as progress:
+        with tqdm(
+            total=samples, desc=scenario, unit=" request", leave=False, disable=None
+        ) as progress:
             table = report.summarize(measured(loop, prompts, max_tokens, progress.update))
     finally:
         loop.close()

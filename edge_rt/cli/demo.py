@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -57,27 +58,36 @@ def run(options: argparse.Namespace) -> int:
     checkpoint = recipes.data_dir("engines") / "demo"
     quantized, bundle = options.out / "demo.quantized", options.out / "demo.bundle"
 
-    say(options, f"1. quantize {checkpoint} to INT4")
+    say(options, "1. quantize the shipped demo checkpoint to INT4")
     info = quantize(checkpoint, quantized, DEFAULT_RECIPE)
-    say(options, f"   {100 * info.quantization.fp16_fraction:.2f} % of the weights stay in FP16")
+    fraction = info.quantization.fp16_fraction
+    say(options, f"   {100 * fraction:.2f} % of the layers' weights stay in FP16")
     say(options, f"2. build   {bundle}")
     build(quantized, ENGINE_RECIPE, bundle)
     say(options, "3. verify  against the float32 reference's golden logits")
     verified = verify.verify(bundle)
     golden = verified["golden"]
-    say(options, f"   mean KL {golden['mean_kl']:.2g} at {golden['positions']} positions")
+    limit = verified["tolerance"]["mean_kl"]
+    say(
+        options,
+        f"   passed: mean KL {golden['mean_kl']:.2g} (limit {limit:g}) "
+        f"at {golden['positions']} positions",
+    )
     say(options, f"4. generate for {len(PROMPTS)} prompts in one batch")
     completions = generate.generate(bundle, list(PROMPTS), MAX_TOKENS)
-    for completion in completions:
-        text = (completion.prompt + completion.text).replace("\n", "\n   | ")
-        say(options, f"   | {text}\n   |")
+    for number, completion in enumerate(completions, start=1):
+        say(options, f"   prompt {number}: {completion.prompt}")
+        for line in (completion.prompt + completion.text).splitlines():
+            say(options, f"   | {line}".rstrip())
     say(options, "5. measure")
     measured = _measure(bundle)
     for result in measured.values():
         for line in bench.lines(result):
             say(options, f"   {line}")
     seconds = time.monotonic() - started
-    say(options, f"Done in {seconds:.1f} s. Try: edge-rt generate {bundle} --prompt 'import os'")
+    command = f"{sys.executable} -m edge_rt" if Path(sys.argv[0]).name != "edge-rt" else sys.argv[0]
+    say(options, f"The demo took {seconds:.1f} s. Next, for instance:")
+    say(options, f"{command} generate {bundle} --prompt 'import os'")
     finish(
         options,
         {

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
 
 from edge_rt import __version__, recipes
 from edge_rt.cli.demo import cache_dir
 from edge_rt.cli.output import Commands, add_command, finish, say
-from edge_rt.errors import ConfigError
+from edge_rt.errors import ConfigError, MissingLibraryError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Report; exit code 1 if there is a problem."""
     facts, problems = examine()
     for name, value in facts.items():
-        say(options, f"{name:<22} {value}")
+        say(options, f"{name.removesuffix('_bytes').replace('_', ' '):<22} {_text(name, value)}")
     for problem in problems:
         say(options, f"PROBLEM: {problem.what}\n   mend: {problem.mend}")
     if not problems:
@@ -55,18 +57,29 @@ def examine() -> tuple[dict[str, Any], list[Problem]]:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "memory_available_bytes": memory_available_bytes(),
+        "onnx": _version("onnx"),
         "onnxruntime": libraries.get("onnxruntime"),
         "onnxruntime_providers": _providers(),
     }
     if "onnxruntime" not in libraries:
         problems.append(
-            Problem("onnxruntime is not installed: no CPU engine", "pip install 'edge-rt[ort]'")
+            Problem(
+                "onnxruntime is not installed: no CPU engine",
+                f"{sys.executable} -m pip install onnxruntime",
+            )
+        )
+    if facts["onnx"] is None:
+        problems.append(
+            Problem(
+                "onnx is not installed: no quantizing or building here",
+                f"{sys.executable} -m pip install onnx",
+            )
         )
     for kind in get_args(recipes.Kind):
         try:
             facts[f"recipes_{kind}"] = recipes.names(kind)
         except ConfigError as error:
-            problems.append(Problem(str(error), "pip install --force-reinstall edge-rt"))
+            problems.append(Problem(str(error), "install edge_rt again from its wheel or checkout"))
     cache = cache_dir()
     facts["cache_dir"] = str(cache)
     if not _writable(cache):
@@ -90,16 +103,33 @@ def memory_available_bytes() -> int | None:
 
 
 def _providers() -> list[str]:
+    from edge_rt.runtime.ort import import_onnxruntime
+
     try:
-        import onnxruntime
-    except ImportError:
+        providers: list[str] = import_onnxruntime().get_available_providers()
+    except MissingLibraryError:
         return []
-    providers: list[str] = onnxruntime.get_available_providers()
     return providers
+
+
+def _text(name: str, value: Any) -> str:
+    """A fact for people."""
+    if name.endswith("_bytes"):
+        return "unknown" if value is None else f"{value / 1e9:.1f} GB"
+    if value is None:
+        return "not installed"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _writable(directory: Path) -> bool:
     """Whether the directory, or the nearest that exists above it, can be written."""
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
-    return os.access(directory, os.W_OK)
+    return directory.is_dir() and os.access(directory, os.W_OK)

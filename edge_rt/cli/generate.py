@@ -11,10 +11,10 @@ from typing import Any
 
 from edge_rt.cli.output import Commands, add_command, finish, positive, say
 from edge_rt.core import FinishReason, Request, SamplingParams, TokenEvent
-from edge_rt.errors import EngineError
+from edge_rt.errors import EngineError, RequestError
 from edge_rt.tokenizer import IncrementalDetokenizer, Tokenizer
 
-DEFAULT_MAX_TOKENS = 64
+DEFAULT_MAX_TOKENS = SamplingParams().max_tokens
 
 OnText = Callable[[str], None]
 
@@ -54,8 +54,9 @@ def run(options: argparse.Namespace) -> int:
     if alone:
         say(options)
     else:
-        for completion in completions:
-            say(options, f"--- {completion.prompt}\n{completion.prompt}{completion.text}")
+        for number, completion in enumerate(completions, start=1):
+            say(options, f"--- prompt {number} of {len(completions)}")
+            say(options, completion.prompt + completion.text)
     finish(options, {"completions": [completion.table() for completion in completions]})
     return 0
 
@@ -74,6 +75,7 @@ class Completion:
     ended_ns: int = 0
     finish: FinishReason | None = None
     message: str = ""
+    unread: OSError | None = None
 
     def on_event(self, event: TokenEvent) -> None:
         """Take one event of the loop."""
@@ -87,7 +89,11 @@ class Completion:
             self.ended_ns = time.monotonic_ns()
             piece += self.detokenizer.finish()
         self.text += piece
-        self.on_text(piece)
+        if self.unread is None:
+            try:
+                self.on_text(piece)
+            except OSError as error:  # nobody reads any more: kept until the loop is left
+                self.unread = error
 
     def table(self) -> dict[str, Any]:
         """As JSON."""
@@ -119,12 +125,17 @@ def generate(
     try:
         for index, prompt in enumerate(prompts):
             tokens = tuple(tokenizer.encode(prompt))
+            if not tokens:
+                raise RequestError(f"prompt {index + 1} of {len(prompts)} is empty")
             completion = Completion(
                 prompt, IncrementalDetokenizer(tokenizer), time.monotonic_ns(), on_text
             )
             loop.submit(Request(f"prompt-{index}", tokens, sampling), completion.on_event)
             completions.append(completion)
-        loop.run_until_idle()
+        while loop.step() is not None:
+            for completion in completions:
+                if completion.unread is not None:
+                    raise completion.unread
     finally:
         loop.close()
     for completion in completions:

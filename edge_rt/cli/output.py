@@ -25,7 +25,8 @@ def add_command(commands: Commands, name: str, summary: str, run: Run) -> argpar
         nargs="?",
         const=STDOUT,
         metavar="FILE",
-        help="write one JSON object to FILE, or to stdout instead of text if there is no FILE",
+        help="write one JSON object to FILE, or to stdout instead of text if there is no FILE; "
+        "give it last, or as --json=FILE",
     )
     parser.set_defaults(run=run)
     return parser
@@ -45,6 +46,17 @@ def say(options: argparse.Namespace, line: str = "", end: str = "\n") -> None:
         sys.stdout.flush()
 
 
+def check_json_target(options: argparse.Namespace) -> None:
+    """ConfigError for a --json FILE that cannot be written: before the work, not after it."""
+    if options.json in {None, STDOUT}:
+        return
+    try:
+        with Path(options.json).open("a", encoding="utf-8"):
+            pass
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--json: '{options.json}' cannot be written ({error})") from error
+
+
 def finish(options: argparse.Namespace, result: Mapping[str, Any]) -> None:
     """Write the command's JSON object, where it was asked for."""
     if options.json is None:
@@ -54,6 +66,6 @@ def finish(options: argparse.Namespace, result: Mapping[str, Any]) -> None:
         sys.stdout.write(text)
         return
     try:
-        Path(options.json).write_text(text, encoding="utf-8")
+        Path(options.json).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(f"{options.json} cannot be written: {error.strerror}") from error

@@ -34,11 +34,14 @@ def run(options: argparse.Namespace) -> int:
     info = quantize(options.checkpoint, options.out, options.recipe)
     seconds = time.monotonic() - started
     done = info.quantization
-    say(
-        options,
-        f"{options.out}: {done.method}, {done.bits} bits, "
-        f"{100 * done.fp16_fraction:.2f} % of the weights in FP16, {seconds:.1f} s",
+    size_bytes = sum(entry.size_bytes for entry in info.files.values())
+    how = (
+        "not quantized"
+        if done.group_size is None
+        else f"INT4 in groups of {done.group_size}, "
+        f"{100 * done.fp16_fraction:.2f} % of the layers' weights in FP16"
     )
+    say(options, f"{options.out}: {how}; {size_bytes / 1e6:.1f} MB, {seconds:.1f} s")
     finish(
         options,
         {
@@ -48,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
             "bits": done.bits,
             "group_size": done.group_size,
             "fp16_fraction": done.fp16_fraction,
+            "size_bytes": size_bytes,
             "calibration_sha256": done.calibration_sha256,
             "duration_s": seconds,
         },

@@ -21,15 +21,16 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check; an error names the first mismatch."""
     result = verify(options.bundle)
-    golden = result["golden"]
-    say(options, f"{options.bundle}: {result['files']} files match the manifest")
+    golden, tolerance = result["golden"], result["tolerance"]
+    say(options, f"{options.bundle}: every file matches the manifest ({result['files']})")
     if golden is None:
         say(options, f"engine {result['engine']} computes nothing, so there are no golden logits")
     else:
         say(
             options,
             f"golden logits match at {golden['positions']} positions: largest difference "
-            f"{golden['max_abs_logit_diff']:.2g}, mean KL {golden['mean_kl']:.2g}, "
+            f"{golden['max_abs_logit_diff']:.2g} (limit {tolerance['max_abs_logit_diff']:g}), "
+            f"mean KL {golden['mean_kl']:.2g} (limit {tolerance['mean_kl']:g}), "
             f"same token {100 * golden['top1_agreement']:.0f} %",
         )
     finish(options, {"bundle": str(options.bundle), **result})
@@ -42,13 +43,14 @@ def verify(path: Path) -> dict[str, Any]:
     from edge_rt.golden import GOLDEN_FILE, Golden
     from edge_rt.runtime import selfcheck
     from edge_rt.runtime.engines import open_engine
+    from edge_rt.tokenizer import Tokenizer
 
     bundle = Bundle.load(path)
     bundle.check_files()
+    Tokenizer.load(path)
     engine = open_engine(bundle)
-    golden = None
+    golden, tolerance = None, bundle.manifest.tolerance
     try:
-        tolerance = bundle.manifest.tolerance
         if tolerance is not None:
             report = selfcheck.compare(engine, Golden.load(path / GOLDEN_FILE))
             report.check(tolerance)
@@ -59,4 +61,5 @@ def verify(path: Path) -> dict[str, Any]:
         "engine": bundle.manifest.recipe.engine,
         "files": len(bundle.manifest.files),
         "golden": golden,
+        "tolerance": None if tolerance is None else asdict(tolerance),
     }

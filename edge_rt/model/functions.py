@@ -15,7 +15,8 @@ OPSET = 20
 _HEADER = f'<domain: "{DOMAIN}", opset_import: ["": {OPSET}, "{DOMAIN}": 1]>\n'
 
 # y = post_scale * act(x W^T + x[idx] Ws^T + bias). W comes from INT4 levels: (q - zero) * scale.
-# Outputs from number gelu_from on pass through GELU; -1: none does.
+# Outputs from number gelu_from on pass through GELU; -1: none does. idx is -1 where it is padded;
+# w_salient is zero there, and a kernel must not read x[-1].
 W4_LINEAR = """
 W4Linear <gelu_from> (x, qweight, scales, zeros, w_salient, idx, bias, post_scale) => (y) {
   low_mask = Constant <value = uint8 {15}> ()

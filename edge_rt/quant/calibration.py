@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import ConfigError
+from edge_rt.errors import CheckpointError, ConfigError
 from edge_rt.model.gptj import F32, Layer, ModelConfig, forward_layer
 
 _BATCH_TOKENS = 1024  # bounds the activations that are alive at once
@@ -38,8 +38,8 @@ def sample_sequences(
     available = len(tokens) // length
     if available == 0:
         raise ConfigError(
-            f"the calibration text has {len(tokens)} tokens, the recipe asks for sequences of "
-            f"{length}; give a longer text or lower calibration.tokens"
+            f"the calibration text has {len(tokens)} tokens, less than one sequence of {length}; "
+            f"give a longer text"
         )
     windows = tokens[: available * length].reshape(available, length)
     chosen = np.linspace(0, available - 1, min(sequences, available)).astype(np.int64)
@@ -52,7 +52,7 @@ def observe_layer(
     """Run one layer over `hidden` [sequences, tokens, n_embd].
 
     Returns the layer's output, and for each activation that linears read (LinearSpec.reads) the
-    mean of its channels' magnitudes.
+    mean of its channels' magnitudes. CheckpointError where they are not finite.
     """
     means: dict[str, ChannelMeans] = {}
 
@@ -63,6 +63,12 @@ def observe_layer(
         seen.count += len(flat)
 
     outputs = [forward_layer(batch, layer, config, tap) for batch in _batches(hidden)]
+    for reads, seen in means.items():
+        if not np.isfinite(seen.total).all():
+            raise CheckpointError(
+                f"the activations '{reads}' are not finite on the calibration text; "
+                f"the checkpoint's weights are damaged or too large"
+            )
     return np.concatenate(outputs), means
 
 

@@ -22,8 +22,8 @@ I32 = npt.NDArray[np.int32]
 
 QMAX = 15
 SALIENT_MULTIPLE = 16
-# The smallest normal FP16: a group of equal weights would otherwise get a scale of zero.
-SCALE_FLOOR = float(np.finfo(np.float16).tiny)
+# The smallest FP16: a group of zeros would otherwise get a scale of zero.
+SCALE_FLOOR = float(np.finfo(np.float16).smallest_subnormal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,8 +75,9 @@ def quantize(source: Path, out: Path, recipe_name: str) -> store.QuantInfo:
         float_only = recipe.method == "float"
         info = store.QuantInfo(
             model=config,
+            recipe=recipe,
             quantization=QuantizationSummary(
-                recipe=recipe_name,
+                recipe=Path(recipe_name).name.removesuffix(".toml"),
                 method=recipe.method,
                 bits=16 if float_only else 4,
                 group_size=None if float_only else recipe.group_size,
@@ -111,17 +112,22 @@ def _write_tensors(
     checkpoint: Checkpoint, tokens: npt.NDArray[np.int64], recipe: QuantRecipe, out: Path
 ) -> _WeightCount:
     config = checkpoint.config
+    quantizing = recipe.method != "float"
     wte = checkpoint.tensor("transformer.wte.weight")
-    stored_wte = store.lossless(wte) if recipe.method == "float" else to_half(wte, "the embedding")
-    shown = recipe.calibration
-    hidden = wte[sample_sequences(tokens, shown.sequences, min(shown.tokens, config.n_positions))]
+    stored_wte = to_half(wte, "the embedding") if quantizing else store.lossless(wte)
     golden_tokens = sample_sequences(tokens, GOLDEN_PROMPTS, min(GOLDEN_TOKENS, config.n_positions))
     golden = stored_wte[golden_tokens].astype(np.float32)
+    shown = recipe.calibration
+    length = min(shown.tokens, config.n_positions)
+    hidden = wte[sample_sequences(tokens, shown.sequences, length)] if quantizing else wte[:0]
     weights = _WeightCount()
-    for index in tqdm(range(config.n_layer), desc="quantize", unit="layer", disable=None):
+    for index in tqdm(
+        range(config.n_layer), desc="quantize", unit=" layer", leave=False, disable=None
+    ):
         layer = layer_from_tensors(checkpoint.layer(index))
         quantized: dict[str, QuantizedLinear] = {}
-        if recipe.method == "rtn":
+        if quantizing:
+            # Calibrated on the float layers' outputs: each layer is measured on its own.
             hidden, means = observe_layer(hidden, layer, config)
             quantized = _quantize_layer(layer, means, recipe)
         store.save_layer(out, index, layer, quantized)
@@ -129,9 +135,7 @@ def _write_tensors(
         _count(weights, layer, quantized)
     head = _head(checkpoint)
     stored_head = (
-        store.lossless(head.weight)
-        if recipe.method == "float"
-        else to_half(head.weight, "lm_head.weight")
+        to_half(head.weight, "lm_head.weight") if quantizing else store.lossless(head.weight)
     )
     store.save_outer(out, stored_wte, head, stored_head, config)
     head = Head(head.ln_weight, head.ln_bias, stored_head.astype(np.float32), head.bias)

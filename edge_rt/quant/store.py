@@ -23,6 +23,7 @@ from edge_rt.errors import CheckpointError, ConfigError
 from edge_rt.model.gptj import LINEARS, Head, Layer, Linear, ModelConfig, rotary_tables
 from edge_rt.model.graph import OUTER_FILE, layer_file
 from edge_rt.quant.pack import QuantizedLinear
+from edge_rt.recipes import QuantRecipe
 from edge_rt.storage import FileEntry, check_files, check_names, read_json
 
 MARKER = "quant.json"
@@ -37,6 +38,7 @@ class QuantInfo:
     """quant.json: what was done to which model."""
 
     model: ModelConfig
+    recipe: QuantRecipe
     quantization: QuantizationSummary
     edge_rt_version: str
     files: dict[str, FileEntry]

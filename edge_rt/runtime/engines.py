@@ -11,7 +11,11 @@ from edge_rt.runtime.ort import MODEL_FILE, OrtRunner
 
 
 def open_engine(bundle: Bundle) -> Runner:
-    """Load the bundle's engine; BundleError for a library it cannot run on, else EngineError."""
+    """Load the bundle's engine; BundleError for files or libraries that are not as it needs.
+
+    Files are compared by size only; their hashes are for `edge-rt verify`.
+    """
+    bundle.check_files(hashes=False)
     bundle.check_libraries(installed_libraries())
     recipe, limits = bundle.manifest.recipe, bundle.manifest.limits()
     if recipe.engine == "null":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,18 @@ class OrtRunner:
     def __init__(self, model: Path, limits: Limits, options: OrtOptions) -> None:
         """Load the model and allocate every slot; EngineError says what ONNX Runtime refused."""
         self._limits = limits
-        self._memory = _Memory(_session(model, options), limits)
+        try:
+            self._memory = _Memory(_session(model, options), limits)
+        except KeyError as error:
+            raise EngineError(
+                f"{model} has no input {error}: it is no model of edge_rt; "
+                f"rebuild the bundle with edge-rt build"
+            ) from error
+        except (MemoryError, ValueError) as error:
+            raise EngineError(
+                f"no memory for {limits.max_rows} requests of {limits.max_context} tokens "
+                f"({error}); lower max_batch or max_context in the engine recipe and build again"
+            ) from error
         self._filled = np.zeros(limits.max_rows, np.int32)
         self._decode_steps: dict[tuple[int, int], _Step] = {}
         self._prefill_steps: dict[tuple[int, int], _Step] = {}
@@ -53,9 +65,9 @@ class OrtRunner:
         for chunk in chunks:
             (slot,) = chunk.pages
             key = slot, len(chunk.tokens)
-            if key not in self._prefill_steps:
-                self._prefill_steps[key] = _Step(self._memory, slot, 1, len(chunk.tokens))
-            step = self._prefill_steps[key]
+            step = self._prefill_steps.get(key) or _Step(self._memory, slot, 1, len(chunk.tokens))
+            if len(chunk.tokens) == self._limits.prefill_chunk:  # a prompt's rest seldom recurs
+                self._prefill_steps[key] = step
             step.input_ids[0] = chunk.tokens
             step.run(np.array([chunk.start], np.int32))
             self._filled[slot] = chunk.start + len(chunk.tokens)
@@ -159,11 +171,22 @@ class _Step:
         bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-def _session(model: Path, options: OrtOptions) -> onnxruntime.InferenceSession:
+def import_onnxruntime() -> ModuleType:
+    """The library, with its own telemetry switched off unless the user has decided otherwise.
+
+    Its wheels keep a device id in the home directory and report to their vendor by default.
+    MissingLibraryError if it is not installed.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
-        import onnxruntime as ort
+        import onnxruntime
     except ImportError as error:
         raise MissingLibraryError("onnxruntime", "ort") from error
+    return onnxruntime
+
+
+def _session(model: Path, options: OrtOptions) -> onnxruntime.InferenceSession:
+    ort = import_onnxruntime()
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.threads or os.cpu_count() or 1
     settings.inter_op_num_threads = 1

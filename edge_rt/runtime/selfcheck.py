@@ -44,6 +44,12 @@ class GoldenReport:
 def compare(runner: Runner, golden: Golden) -> GoldenReport:
     """Run every golden prompt; EngineError if a prompt does not fit the engine."""
     expected = [prompt.logits for prompt in golden.prompts]
+    vocab_size = expected[0].shape[1]
+    if vocab_size != runner.limits.vocab_size:
+        raise EngineError(
+            f"the golden logits are of a vocabulary of {vocab_size}, the engine's has "
+            f"{runner.limits.vocab_size}; rebuild the bundle with edge-rt build"
+        )
     found = [np.concatenate(list(_logits(runner, prompt))) for prompt in golden.prompts]
     return report(np.concatenate(expected), np.concatenate(found))
 

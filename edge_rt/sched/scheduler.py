@@ -76,6 +76,10 @@ class Scheduler:
     def validate(self, request: Request) -> None:
         """Raise RequestError if this request can never be served; safe from any thread."""
         prompt, max_tokens = len(request.prompt), request.sampling.max_tokens
+        # Types too: a float that gets in would break a step, and with it everyone's.
+        for value in (max_tokens, *request.prompt):
+            if type(value) is not int:
+                raise RequestError(f"tokens and max_tokens are whole numbers, found {value!r}")
         fits = min(self._limits.max_context, self._limits.pages * self._limits.page_tokens)
         if prompt < 1:
             raise RequestError("the prompt is empty; it needs at least 1 token")

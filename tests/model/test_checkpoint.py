@@ -377,7 +377,7 @@ def test_torch_file_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write_config(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingLibraryError, match=r"edge-rt\[quantize-torch\]"):
+    with pytest.raises(MissingLibraryError, match=r"-m pip install torch"):
         Checkpoint.open(tmp_path)
 
 

@@ -74,8 +74,8 @@ def test_linears_of_one_input_share_its_salient_channels(demo_quantized: Path) -
         assert (idx["mlp_fc_out"] >= 0).sum() == 16
 
 
-def test_salient_channels_pay(demo_checkpoint: Path, demo_quantized: Path) -> None:
-    """The quantized weights are worse than FP16, but by little: 4 bits have not been mixed up."""
+def test_int4_weights_are_off_by_little(demo_checkpoint: Path, demo_quantized: Path) -> None:
+    """Worse than FP16, but 4 bits have not been mixed up."""
     floats = load_file(demo_checkpoint / "model.safetensors")
     layer = QuantizedCheckpoint.open(demo_quantized).layer(0)
     weight = floats["transformer.h.0.mlp.fc_in.weight"].astype(np.float32)

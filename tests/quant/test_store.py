@@ -21,6 +21,7 @@ from edge_rt.quant import store
 from edge_rt.quant.pack import quantize_rtn
 from edge_rt.quant.pipeline import quantize
 from edge_rt.quant.store import QuantInfo, QuantizedCheckpoint
+from edge_rt.recipes import QuantRecipe
 
 CONFIG = ModelConfig(
     n_embd=24,
@@ -38,7 +39,7 @@ CONFIG = ModelConfig(
 
 def checkpoint(directory: Path) -> QuantizedCheckpoint:
     summary = QuantizationSummary("own", "rtn", 4, 32, 0.01, None)
-    return QuantizedCheckpoint(directory, QuantInfo(CONFIG, summary, "0", {}))
+    return QuantizedCheckpoint(directory, QuantInfo(CONFIG, QuantRecipe(), summary, "0", {}))
 
 
 def random_layer() -> Layer:
