@@ -47,3 +47,9 @@ def test_top_level_is_what_the_design_says() -> None:
         "systemd", "tests", "tools",
     }  # fmt: skip
     assert {path.relative_to(ROOT).parts[0] for path in tracked()} <= allowed
+
+
+def test_texts_are_those_of_their_sums() -> None:
+    subprocess.run(
+        ["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=ROOT / "calib", check=True
+    )

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -314,3 +315,21 @@ def tokens_alone(one: Request) -> list[int | None]:
     loop.submit(one, reader)
     loop.run_until_idle()
     return [event.token for event in reader.events[one.id]]
+
+
+@pytest.mark.parametrize("max_tokens", [2.5, float("nan"), "3", True])
+def test_a_request_of_wrong_types_is_refused_at_once(max_tokens: Any) -> None:
+    loop, reader = Loop(Script()), Reader()
+    with pytest.raises(RequestError, match="whole numbers"):
+        loop.submit(Request("a", (1, 2), SamplingParams(max_tokens)), reader)
+    assert loop.step() is None
+
+
+def test_a_token_out_of_the_vocabulary_is_an_engine_error() -> None:
+    runner, reader = Script(), Reader()
+    runner.failures.append(Sampled((999_999,)))
+    loop = Loop(runner)
+    loop.submit(request("a"), reader)
+    loop.run_until_idle()
+    assert reader.ends() == {"a": [FinishReason.ERROR]}
+    assert "token 999999 of a vocabulary" in reader.events["a"][-1].message

@@ -58,8 +58,10 @@ def test_doctor_and_demo_of_the_wheel(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_needs_neither_torch_nor_transformers(installed: Path) -> None:
+def test_the_wheel_is_small_and_needs_neither_torch_nor_transformers(installed: Path) -> None:
     pip = installed.with_name("pip")
     listed = subprocess.run([pip, "list", "--format=json"], check=True, capture_output=True)
+    size = sum(path.lstat().st_size for path in installed.parents[1].rglob("*"))
+    assert size < 500e6
     names = {package["name"] for package in json.loads(listed.stdout)}
     assert not names & {"torch", "transformers"}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 def salient_count(channels: int, fraction: float) -> int:
     """How many of `channels` stay in FP16: rounded up, at least one unless the fraction is 0."""
-    # The epsilon keeps 0.01 * 4100 = 41.00000000000001 from becoming 42.
+    # The epsilon keeps 0.07 * 100 = 7.000000000000001 from becoming 8.
     return max(1, math.ceil(fraction * channels - 1e-9)) if fraction > 0 else 0
 
 

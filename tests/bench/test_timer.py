@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
 from edge_rt.bench import timer
-from edge_rt.core import Limits
+from edge_rt.core import DecodeRow, Limits
 from edge_rt.errors import EngineError
 from edge_rt.loop import Loop
 from edge_rt.recipes import NullOptions
+from edge_rt.runtime.base import Sampled
 from edge_rt.runtime.null import NullRunner
 
 LIMITS = Limits(
@@ -22,8 +25,8 @@ LIMITS = Limits(
 PROMPTS = [(1, 2, 3), (4,), tuple(range(40)), (5, 6), (7,), (8,)]
 
 
-def null_loop(step_ms: float = 0.0) -> Loop:
-    return Loop(NullRunner(LIMITS, NullOptions(step_ms=step_ms)))
+def null_loop() -> Loop:
+    return Loop(NullRunner(LIMITS, NullOptions()))
 
 
 def test_single_stream_waits_for_each_request() -> None:
@@ -35,16 +38,24 @@ def test_single_stream_waits_for_each_request() -> None:
 
 
 def test_offline_batches_requests() -> None:
-    run = timer.offline(null_loop(step_ms=2.0), PROMPTS, max_tokens=5)
+    run = timer.offline(null_loop(), PROMPTS, max_tokens=5)
     assert [len(t.token_ns) for t in run.timings] == [5] * len(PROMPTS)
-    # All are in before the first is out, and together they take less than one after another.
     assert max(t.submitted_ns for t in run.timings) < min(t.ended_ns for t in run.timings)
-    alone = timer.single_stream(null_loop(step_ms=2.0), PROMPTS, max_tokens=5)
-    assert run.wall_ns < alone.wall_ns
 
 
-def test_a_failed_request_is_no_measurement() -> None:
-    loop = null_loop()
-    loop.close()
-    with pytest.raises(EngineError, match="shut down"):
-        timer.offline(loop, PROMPTS, max_tokens=5)
+class Dying(NullRunner):
+    """Fails at its third decode call."""
+
+    calls = 0
+
+    def decode(self, rows: Sequence[DecodeRow], *, want_logits: bool = False) -> Sampled:
+        self.calls += 1
+        if self.calls == 3:
+            raise EngineError("the device is lost")
+        return super().decode(rows, want_logits=want_logits)
+
+
+@pytest.mark.parametrize("scenario", [timer.single_stream, timer.offline])
+def test_half_an_answer_is_no_measurement(scenario: Callable[..., timer.Run]) -> None:
+    with pytest.raises(EngineError, match=r"request .* failed: the device is lost"):
+        scenario(Loop(Dying(LIMITS, NullOptions())), PROMPTS, max_tokens=5)

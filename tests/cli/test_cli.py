@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -243,3 +244,114 @@ def test_run_side_loads_nothing_of_the_build_side(demo_bundle: BundleFactory) ->
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def edge_rt(
+    *arguments: str, home: Path, without: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own; `without` names libraries that it shall lack."""
+    code = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({without!r}))\n"
+        "from edge_rt.cli import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "XDG_CACHE_HOME"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment | {"HOME": str(home)},
+    )
+
+
+@pytest.mark.parametrize("command", ["doctor", "generate"])
+def test_nothing_is_left_in_the_home_directory(
+    demo_bundle: BundleFactory, tmp_path: Path, command: str
+) -> None:
+    """ONNX Runtime's telemetry would leave a device id there."""
+    rest = [str(demo_bundle("demo.cpu")), "--prompt", "x"] if command == "generate" else []
+    done = edge_rt(command, *rest, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("recipe", ["demo.cpu", "demo.null"])
+def test_without_onnx_the_error_says_how_to_install_it(
+    demo_quantized: Path, tmp_path: Path, recipe: str
+) -> None:
+    out = tmp_path / "b"
+    arguments = ("build", str(demo_quantized), "--recipe", recipe, "--out", str(out))
+    done = edge_rt(*arguments, home=tmp_path, without=("onnx",))
+    assert done.returncode == 1
+    assert done.stderr.startswith("edge-rt: onnx is not installed; install it with: ")
+    assert "-m pip install onnx" in done.stderr
+
+
+def test_a_reader_that_goes_away_ends_the_work(demo_bundle: BundleFactory) -> None:
+    arguments = ["generate", str(demo_bundle("demo.cpu")), "--prompt", "x", "--max-tokens", "400"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge_rt", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1) == "x"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def test_json_target_is_checked_before_the_work(
+    demo_quantized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "b"
+    arguments = ["build", str(demo_quantized), "--recipe", "demo.null", "--out", str(out)]
+    assert main([*arguments, "--json", str(tmp_path / "no" / "x.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_missing_file_is_named_before_the_engine_starts(
+    demo_bundle: BundleFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(demo_bundle("demo.cpu"), bundle)
+    (bundle / "weights.bin").unlink()
+    assert main(["generate", str(bundle), "--prompt", "x"]) == 1
+    assert "weights.bin is missing; rebuild" in capsys.readouterr().err
+
+
+def test_weights_that_are_garbage_give_no_text(
+    demo_bundle: BundleFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(demo_bundle("demo.cpu"), bundle)
+    size = (bundle / "weights.bin").stat().st_size
+    (bundle / "weights.bin").write_bytes(b"\xff" * size)
+    assert main(["generate", str(bundle), "--prompt", "x"]) == 1
+    assert "not finite" in capsys.readouterr().err
+
+
+def test_which_of_several_prompts_is_empty(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", str(demo_bundle("demo.null")), "--prompt", "a", "--prompt", ""]
+    assert main(arguments) == 1
+    assert "prompt 2 of 2 is empty" in capsys.readouterr().err
+
+
+def test_more_samples_than_the_text_has(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "offline", str(demo_bundle("demo.null")), "--samples", "2000000"]) == 2
+    assert "ask for fewer" in capsys.readouterr().err
+
+
+def test_python_dash_m() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_rt", "--version"], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == f"edge-rt {__version__}\n"

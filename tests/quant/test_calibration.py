@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GPTJForCausalLM
 
-from edge_rt.errors import ConfigError
+from edge_rt.errors import CheckpointError, ConfigError
 from edge_rt.model import gptj
 from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.quant.calibration import observe_layer, sample_sequences
@@ -57,3 +57,12 @@ def test_means_are_those_of_transformers(demo_checkpoint: Path) -> None:
         assert means.keys() == modules.keys()
         for reads, found in means.items():
             np.testing.assert_allclose(found.mean, seen[layer, reads], rtol=1e-4, atol=1e-6)
+
+
+def test_activations_that_are_not_finite_are_refused(demo_checkpoint: Path) -> None:
+    checkpoint = Checkpoint.open(demo_checkpoint)
+    layer = gptj.layer_from_tensors(checkpoint.layer(0))
+    hidden = np.zeros((1, 4, 384), np.float32)
+    hidden[0, 2, 5] = np.nan
+    with pytest.raises(CheckpointError, match="activations 'ln_1' are not finite"):
+        observe_layer(hidden, layer, checkpoint.config)

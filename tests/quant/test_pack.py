@@ -124,3 +124,10 @@ def test_tensors_round_trip() -> None:
     again = QuantizedLinear.from_tensors(linear.tensors())
     assert again.group_size == GROUP
     np.testing.assert_array_equal(again.dequantize(8), linear.dequantize(8))
+
+
+@pytest.mark.parametrize("sigma", [1e-5, 1e-4, 1.0])
+def test_small_weights_are_not_rounded_away(sigma: float) -> None:
+    w = np.random.default_rng(2).normal(0, sigma, (8, 128)).astype(np.float32)
+    error = quantize_rtn(w, NONE, GROUP).dequantize(128) - w
+    assert np.linalg.norm(error) / np.linalg.norm(w) < 0.12
