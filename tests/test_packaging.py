@@ -50,7 +50,7 @@ def test_doctor_and_demo_of_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert doctor["problems"] == []
     assert {"demo.cpu", "demo.null"} <= set(doctor["recipes_engines"])
     demo = run(installed, tmp_path, "demo")
-    assert demo["golden"]["mean_kl"] < 0.02
+    assert demo["golden"]["mean_kl"] < 0.002
     assert len(demo["completions"]) == 4
     assert demo["bench"]["offline"]["throughput_tok_s"] > 0
     assert (tmp_path / "edge-rt/demo.bundle/manifest.json").is_file()
