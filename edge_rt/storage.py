@@ -30,31 +30,36 @@ def atomic_directory(path: Path, marker: str) -> Iterator[Path]:
     and for a directory that cannot be written. If the block fails, `path` stays as it was. What a
     killed run left beside `path` is put right by the next one.
     """
-    try:
-        path = path.resolve()  # through a link, the directory is replaced and the link stays
-        partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _recover(path)
-        _check_replaceable(path, marker)
-        partial.mkdir()
-    except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
-        raise ConfigError(
-            f"{path} cannot be written ({error}); choose another directory"
-        ) from error
-    try:
-        with _locked(partial):
+    with contextlib.ExitStack() as held:
+        try:
+            path = path.resolve()  # through a link, the directory is replaced and the link stays
+            partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # One run at a time looks at and renames what lies beside `path`.
+            with _locked(path.parent, wait=True):
+                _recover(path)
+                _check_replaceable(path, marker)
+                partial.mkdir()
+                held.enter_context(_locked(partial))
+        except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
+            raise ConfigError(
+                f"{path} cannot be written ({error}); choose another directory"
+            ) from error
+        try:
             yield partial
             assert (partial / marker).is_file(), f"the block did not write {marker}"
             _flush(partial)
-            _swap(partial, path)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise ConfigError(
-            f"{path} cannot be written ({error}); what was there is unchanged"
-        ) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+            with _locked(path.parent, wait=True):
+                _check_replaceable(path, marker)
+                _swap(partial, path)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise ConfigError(
+                f"{path} cannot be written ({error}); what was there is unchanged"
+            ) from error
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 def _check_replaceable(path: Path, marker: str) -> None:
@@ -112,11 +117,11 @@ def _recover(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the directory's lock, which the kernel drops when the process dies."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(descriptor)

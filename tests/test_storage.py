@@ -221,6 +221,31 @@ def test_run_that_is_alive_keeps_its_directory(tmp_path: Path) -> None:
     kill(process)
 
 
+WRITE_MANY = """
+import sys
+from pathlib import Path
+from edge_rt.storage import atomic_directory
+
+for _ in range(40):
+    with atomic_directory(Path(sys.argv[1]), "manifest.json") as partial:
+        (partial / "manifest.json").write_text('{"files": {}}')
+"""
+
+
+def test_runs_side_by_side_do_not_disturb_each_other(tmp_path: Path) -> None:
+    target = tmp_path / "bundle"
+    runs = [
+        subprocess.Popen([sys.executable, "-c", WRITE_MANY, str(target)], stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for run in runs:
+        with run:
+            assert run.stderr is not None
+            assert run.stderr.read() == b""
+        assert run.returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
 def test_neighbours_are_left_alone(tmp_path: Path) -> None:
     neighbours = {
         ".bundle2.partial-00000000",

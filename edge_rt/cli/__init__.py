@@ -11,7 +11,9 @@ import argparse
 import io
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A path or prompt may hold what the terminal's encoding cannot say.
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    if threading.current_thread() is threading.main_thread():
+        # As an exception, so that a half-written directory is removed on the way out.
+        signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(143))
     try:
         check_json_target(options)
         code: int = options.run(options)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -355,3 +356,14 @@ def test_python_dash_m() -> None:
         [sys.executable, "-m", "edge_rt", "--version"], check=True, capture_output=True, text=True
     )
     assert done.stdout == f"edge-rt {__version__}\n"
+
+
+def test_a_terminated_run_leaves_nothing(demo_checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["quantize", str(demo_checkpoint), "--out", str(tmp_path / "q")]
+    with subprocess.Popen([sys.executable, "-m", "edge_rt", *arguments]) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".q.partial-*/*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.terminate()
+    assert process.returncode == 143
+    assert list(tmp_path.iterdir()) == []
