@@ -75,8 +75,8 @@ class Tolerance:
 class Manifest:
     """What a bundle holds, how it was made and what it needs.
 
-    `libraries` are the oldest versions that can run it, `tolerance` that of its golden logits (None
-        for an engine that computes none); `files` are paths within the bundle.
+    `libraries` are the oldest versions that can run it; `tolerance` is that of its golden logits,
+    None for an engine that computes none; `files` are paths within the bundle.
     """
 
     model: ModelInfo

@@ -54,9 +54,8 @@ def atomic_directory(path: Path, marker: str) -> Iterator[Path]:
                 _swap(partial, path)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise ConfigError(
-                f"{path} cannot be written ({error}); what was there is unchanged"
-            ) from error
+            # Of the block's reading as well as its writing: the error itself names the file.
+            raise ConfigError(f"{path} was not written: {error}") from error
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,11 +51,11 @@ def check_json_target(options: argparse.Namespace) -> None:
     """ConfigError for a --json FILE that cannot be written: before the work, not after it."""
     if options.json in {None, STDOUT}:
         return
-    try:
-        with Path(options.json).open("a", encoding="utf-8"):
-            pass
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--json: '{options.json}' cannot be written ({error})") from error
+    file = Path(options.json)
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(
+            f"--json: '{file}' cannot be written; name a file in a directory of yours"
+        )
 
 
 def finish(options: argparse.Namespace, result: Mapping[str, Any]) -> None:

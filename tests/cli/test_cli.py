@@ -16,6 +16,9 @@ import pytest
 
 from edge_rt import __version__
 from edge_rt.cli import main
+from edge_rt.cli.generate import generate
+from edge_rt.core import StepStats
+from edge_rt.loop import Loop
 
 BundleFactory = Callable[[str], Path]
 
@@ -289,7 +292,27 @@ def test_without_onnx_the_error_says_how_to_install_it(
     assert "-m pip install onnx" in done.stderr
 
 
-def test_a_reader_that_goes_away_ends_the_work(demo_bundle: BundleFactory) -> None:
+def test_text_that_nobody_reads_is_not_generated(
+    demo_bundle: BundleFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+    step = Loop.step
+
+    def counted(self: Loop) -> StepStats | None:
+        nonlocal steps
+        steps += 1
+        return step(self)
+
+    def gone(_piece: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Loop, "step", counted)
+    with pytest.raises(BrokenPipeError):
+        generate(demo_bundle("demo.null"), ["x"], 400, gone)
+    assert steps == 1
+
+
+def test_a_reader_that_goes_away_is_no_error_to_shout_about(demo_bundle: BundleFactory) -> None:
     arguments = ["generate", str(demo_bundle("demo.cpu")), "--prompt", "x", "--max-tokens", "400"]
     with subprocess.Popen(
         [sys.executable, "-m", "edge_rt", *arguments],

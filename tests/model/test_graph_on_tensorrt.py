@@ -20,16 +20,13 @@ import numpy as np
 import onnx
 import pytest
 
-from edge_rt import recipes
 from edge_rt.model import graph
 from edge_rt.model.functions import DOMAIN
 from edge_rt.model.gptj import LINEARS, Head, ModelConfig, layer_from_tensors, layer_tensors
 from edge_rt.quant import store
 from edge_rt.quant.pack import quantize_rtn
-from edge_rt.quant.pipeline import quantize
 
 SCRIPT = Path(__file__).parent.parent / "fakes" / "tensorrt_plugins.py"
-DEMO = Path(__file__).parent.parent.parent / "engines" / "demo"
 TIMEOUT_S = 120
 
 pytestmark = pytest.mark.skipif(
@@ -81,14 +78,6 @@ def write_random(directory: Path, weights: Weights) -> Path:
     return graph.write_decoder(directory, CONFIG)
 
 
-def quantize_demo(directory: Path) -> Path:
-    recipe = directory / "brief.toml"
-    text = recipes.data_dir("calib") / "calibration.txt"
-    recipe.write_text(f'[calibration]\ntext = "{text}"\nsequences = 2\ntokens = 32\n')
-    quantize(DEMO, directory / "demo", str(recipe))
-    return directory / "demo" / graph.FILE
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Where the parser finds `libtensorrt_rtx.so`: the wheel ships it as `.so.1` only."""
@@ -124,12 +113,10 @@ def built(
 ) -> Built:
     """A decoder.onnx and what TensorRT made of it."""
     directory = tmp_path_factory.mktemp(request.param)
-    if request.param != "demo":
-        decoder = write_random(directory, request.param)
-    elif (DEMO / "model.safetensors").is_file():
-        decoder = quantize_demo(directory)
+    if request.param == "demo":
+        decoder = request.getfixturevalue("demo_quantized") / graph.FILE
     else:
-        pytest.skip("engines/demo holds no weights")
+        decoder = write_random(directory, request.param)
     return decoder, run(decoder, environment)
 
 
