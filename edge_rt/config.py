@@ -34,7 +34,8 @@ def load(cls: type[T], path: Path) -> T:
 
 
 def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
-    """Make a dataclass of a table; nested dataclasses and `dict[str, ...]` take nested tables.
+    """Make a dataclass of a table; nested dataclasses and `dict[str, ...]` take nested tables,
+    `list[...]` takes lists.
 
     The dataclass checks its own values in `__post_init__` and raises ConfigError; `where` is put
     before whatever it says.
@@ -69,6 +70,11 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
     if isinstance(kind, types.UnionType):
         kind = next(option for option in typing.get_args(kind) if option is not type(None))
         return None if value is None else _convert(value, kind, where)
+    if typing.get_origin(kind) is list:
+        if not isinstance(value, list):
+            raise ConfigError(f"{where}: expected a list, found {value!r}")
+        (item_kind,) = typing.get_args(kind)
+        return [_convert(item, item_kind, f"{where}[{i}]") for i, item in enumerate(value)]
     if dataclasses.is_dataclass(kind) or typing.get_origin(kind) is dict:
         return _convert_table(value, kind, where)
     if typing.get_origin(kind) is typing.Literal:

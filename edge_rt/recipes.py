@@ -94,11 +94,15 @@ class EngineRecipe:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    """Which text is shown to the model, and how much of it: `sequences` of `tokens` each."""
+    """Which text is shown to the model, and how much of it: `sequences` of `tokens` each.
+
+    `seed` draws the sequences from the text, and whatever else is random.
+    """
 
     text: str = "calibration.txt"
-    sequences: int = 64
-    tokens: int = 256
+    sequences: int = 128
+    tokens: int = 512
+    seed: int = 0
 
     def __post_init__(self) -> None:
         _require(
@@ -106,15 +110,24 @@ class CalibrationText:
             f"calibration needs at least 1 sequence of 2 tokens, found {self.sequences} of "
             f"{self.tokens}",
         )
+        _require(self.seed >= 0, f"calibration.seed must be 0 or more, found {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantRecipe:
-    """How a checkpoint is quantized; one file in calib/ each. `float` keeps every weight."""
+    """How a checkpoint is quantized; one file in calib/ each.
 
-    method: Literal["rtn", "float"] = "rtn"
+    `method` rounds to nearest (rtn) or each channel for what the others' errors leave (gptq);
+    float keeps every weight. `awq` scales channels by their activations before. `salient` says
+    which channels stay in FP16: those of largest activations, or, to compare with, those of
+    largest weights or random ones.
+    """
+
+    method: Literal["gptq", "rtn", "float"] = "gptq"
+    awq: bool = True
     group_size: Literal[32, 64, 128] = 128
     outlier_fraction: float = 0.01
+    salient: Literal["activation", "weight", "random"] = "activation"
     calibration: CalibrationText = field(default_factory=CalibrationText)
 
     def __post_init__(self) -> None:

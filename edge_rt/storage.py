@@ -21,26 +21,35 @@ _CHUNK_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
-def atomic_directory(path: Path, marker: str) -> Iterator[Path]:
-    """Yield an empty directory that takes the place of `path` once the block has succeeded.
+def atomic_directory(path: Path, marker: str, resume_key: str | None = None) -> Iterator[Path]:
+    """Yield a directory that takes the place of `path` once the block has succeeded.
 
     The block must write the file `marker` into it: a JSON object whose `files` list what is in the
     directory. What stands at `path` is replaced only if it is empty or holds `marker` and nothing
     that `marker` does not list, so that nobody's own files are ever deleted: ConfigError otherwise,
     and for a directory that cannot be written. If the block fails, `path` stays as it was. What a
     killed run left beside `path` is put right by the next one.
+
+    The directory is empty, unless `resume_key` names the job: then it holds what the last run of
+    this job had written when it failed or was killed, less `marker`. The block decides which of
+    these files are whole; those of `write_atomic` are. A run starts from nothing while another run
+    of its job is alive, and removes what runs of other jobs left.
     """
     with contextlib.ExitStack() as held:
         try:
             path = path.resolve()  # through a link, the directory is replaced and the link stays
-            partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
+            job = None if resume_key is None else _partial(path, _key8(resume_key))
             path.parent.mkdir(parents=True, exist_ok=True)
             # One run at a time looks at and renames what lies beside `path`.
             with _locked(path.parent, wait=True):
-                _recover(path)
+                _recover(path, keep=job)
                 _check_replaceable(path, marker)
-                partial.mkdir()
-                held.enter_context(_locked(partial))
+                if job is not None and _resume(job, marker, held):
+                    partial = job
+                else:
+                    partial = _partial(path, secrets.token_hex(4))
+                    partial.mkdir()
+                    held.enter_context(_locked(partial))
         except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
             raise ConfigError(
                 f"{path} cannot be written ({error}); choose another directory"
@@ -52,13 +61,53 @@ def atomic_directory(path: Path, marker: str) -> Iterator[Path]:
             with _locked(path.parent, wait=True):
                 _check_replaceable(path, marker)
                 _swap(partial, path)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
+        except BaseException as error:
+            kept = _abandon(partial, held, keep=partial == job)
+            if not isinstance(error, OSError):
+                raise
             # Of the block's reading as well as its writing: the error itself names the file.
-            raise ConfigError(f"{path} was not written: {error}") from error
-        except BaseException:
+            message = f"{path} was not written: {error}"
+            if kept:
+                message += "; what was finished is kept, and the same command goes on from there"
+            raise ConfigError(message) from error
+
+
+def _partial(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.name}.partial-{suffix}")
+
+
+def _key8(resume_key: str) -> str:
+    # A path that is not UTF-8 may stand in it.
+    return hashlib.sha256(resume_key.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def _resume(job: Path, marker: str, held: contextlib.ExitStack) -> bool:
+    """Lock the job's directory and tidy it; False if another run has it or it is not ours."""
+    try:
+        job.mkdir(exist_ok=True)
+        held.enter_context(_locked(job))
+    except (BlockingIOError, FileExistsError, NotADirectoryError):
+        return False
+    # The marker says that all is whole: only the run that finishes may say so.
+    for leftover in [job / marker, *job.rglob(_temporary("*"))]:
+        leftover.unlink(missing_ok=True)
+    _sync(job.parent)  # or a power loss could take the directory with all that was finished in it
+    return True
+
+
+def _abandon(partial: Path, held: contextlib.ExitStack, *, keep: bool) -> bool:
+    """Remove a failed run's directory; True if it was kept, as it holds files to go on from."""
+    if not keep:
+        shutil.rmtree(partial, ignore_errors=True)
+        return False
+    with contextlib.suppress(OSError), _locked(partial.parent, wait=True):
+        held.close()
+        # Taken anew: if `_swap` got past its renames, the next run of this job may have the name.
+        with _locked(partial):
+            if any(files for _, _, files in os.walk(partial)):
+                return True
             shutil.rmtree(partial, ignore_errors=True)
-            raise
+    return False
 
 
 def _check_replaceable(path: Path, marker: str) -> None:
@@ -98,16 +147,16 @@ def _swap(partial: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _recover(path: Path) -> None:
+def _recover(path: Path, keep: Path | None) -> None:
     """Undo what a killed run left: one killed between the two renames of `_swap` had no target."""
     ours = re.compile(rf"\.{re.escape(path.name)}\.(old|partial)-[0-9a-f]{{8}}")
     for sibling in list(path.parent.iterdir()):
         match = ours.fullmatch(sibling.name)
-        if match is None or not sibling.is_dir():
+        if match is None or not sibling.is_dir() or sibling == keep:
             continue
         if match[1] == "partial":
-            # One that is still locked belongs to a run that is alive.
-            with contextlib.suppress(BlockingIOError), _locked(sibling):
+            # One that is still locked belongs to a run that is alive; a link is not ours.
+            with contextlib.suppress(BlockingIOError, NotADirectoryError), _locked(sibling):
                 shutil.rmtree(sibling, ignore_errors=True)
         elif path.exists():
             shutil.rmtree(sibling, ignore_errors=True)
@@ -118,7 +167,7 @@ def _recover(path: Path) -> None:
 @contextlib.contextmanager
 def _locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the directory's lock, which the kernel drops when the process dies."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
@@ -140,6 +189,30 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write the file so that a kill or a power loss at any moment leaves all of it or none.
+
+    Until it is whole, a file that stood there stays. What a killed write leaves beside it,
+    `atomic_directory` removes when it resumes.
+    """
+    temporary = path.with_name(_temporary(path.name))
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync(path.parent)
+
+
+def _temporary(name: str) -> str:
+    return f".{name}.tmp"
 
 
 def sha256_file(path: Path) -> str:

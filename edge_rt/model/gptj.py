@@ -1,25 +1,29 @@
-"""GPT-J as data (shapes, tensor names, which linears read the same activations) and as NumPy.
+"""GPT-J as data (shapes, tensor names, which linears read the same activations) and as arithmetic.
 
 The arithmetic follows the GPT-J-6B release (Wang and Komatsuzaki, 2021): a parallel block
 `x + attention(ln_1(x)) + mlp(ln_1(x))`, rotary embedding of the first `rotary_dim` elements of
 each head in interleaved pairs (Su et al., 2021), and the tanh form of GELU. It runs in float32
 over whole sequences without a cache: the reference that engines are judged by, not an engine.
+It takes NumPy arrays or those of another Device, and gives the same kind back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import math
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import array_namespace, device
 
 from edge_rt.errors import CheckpointError
+from edge_rt.model.device import Array
 
 F32 = npt.NDArray[np.float32]
 T = TypeVar("T")
-Tap = Callable[[str, F32], None]
 
 _GELU_TANH_NAMES = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
@@ -108,6 +112,7 @@ class LinearSpec:
 
     `tensors` are the Hugging Face weights [out, in] stacked along the outputs; `reads` names the
     activations that it multiplies: linears with the same `reads` share salient channels and scales.
+    `residual`: its output is added to the residual stream.
     """
 
     name: str
@@ -115,6 +120,7 @@ class LinearSpec:
     bias: str | None
     reads: str
     gelu: bool = False
+    residual: bool = False
 
 
 LINEARS = (
@@ -125,9 +131,19 @@ LINEARS = (
         "ln_1",
     ),
     LinearSpec("mlp_fc_in", ("mlp.fc_in.weight",), "mlp.fc_in.bias", "ln_1", gelu=True),
-    LinearSpec("attn_out", ("attn.out_proj.weight",), None, "attention"),
-    LinearSpec("mlp_fc_out", ("mlp.fc_out.weight",), "mlp.fc_out.bias", "gelu"),
+    LinearSpec("attn_out", ("attn.out_proj.weight",), None, "attention", residual=True),
+    LinearSpec("mlp_fc_out", ("mlp.fc_out.weight",), "mlp.fc_out.bias", "gelu", residual=True),
 )
+
+
+def in_features(spec: LinearSpec, config: ModelConfig) -> int:
+    """Input channels of the linear."""
+    return config.n_inner if spec.reads == "gelu" else config.n_embd
+
+
+def value_rows(config: ModelConfig) -> slice:
+    """The rows of attn_qkv that are V: row i makes channel i of what attn_out reads."""
+    return slice(2 * config.n_embd, 3 * config.n_embd)
 
 
 def layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -161,17 +177,17 @@ def outer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 class Linear:
     """A linear's float32 weight [out, in], bias [out] and post_scale [out] (behind GELU)."""
 
-    weight: F32
-    bias: F32 | None = None
-    post_scale: F32 | None = None
+    weight: Array
+    bias: Array | None = None
+    post_scale: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer in float32; `linears` by LinearSpec.name."""
 
-    ln_weight: F32
-    ln_bias: F32
+    ln_weight: Array
+    ln_bias: Array
     linears: Mapping[str, Linear]
 
 
@@ -179,10 +195,10 @@ class Layer:
 class Head:
     """What follows the last layer: final norm [n_embd], weight [vocab, n_embd], bias [vocab]."""
 
-    ln_weight: F32
-    ln_bias: F32
-    weight: F32
-    bias: F32
+    ln_weight: Array
+    ln_bias: Array
+    weight: Array
+    bias: Array
 
 
 def layer_from_tensors(tensors: Mapping[str, F32]) -> Layer:
@@ -200,6 +216,7 @@ def layer_from_tensors(tensors: Mapping[str, F32]) -> Layer:
     )
 
 
+@functools.lru_cache(maxsize=8)
 def rotary_tables(config: ModelConfig) -> tuple[F32, F32]:
     """Cosines and sines, each [n_positions, rotary_dim / 2]."""
     exponent = np.arange(0, config.rotary_dim, 2, dtype=np.float64) / config.rotary_dim
@@ -207,25 +224,24 @@ def rotary_tables(config: ModelConfig) -> tuple[F32, F32]:
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
-def layer_norm(x: F32, weight: F32, bias: F32, epsilon: float) -> F32:
+def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float) -> Array:
     """Normalize the last axis."""
-    centred = x - x.mean(-1, keepdims=True)
-    variance = np.square(centred).mean(-1, keepdims=True)
-    result: F32 = centred / np.sqrt(variance + np.float32(epsilon)) * weight + bias
-    return result
+    xp = array_namespace(x)
+    centred = x - xp.mean(x, axis=-1, keepdims=True)
+    variance = xp.mean(centred * centred, axis=-1, keepdims=True)
+    return centred / xp.sqrt(variance + epsilon) * weight + bias
 
 
-def gelu(x: F32) -> F32:
+def gelu(x: Array) -> Array:
     """GELU in its tanh form (Hendrycks and Gimpel, 2016)."""
-    inner = np.float32(np.sqrt(2.0 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
-    result: F32 = np.float32(0.5) * x * (np.float32(1.0) + np.tanh(inner))
-    return result
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)
+    return 0.5 * x * (1.0 + array_namespace(x).tanh(inner))
 
 
-def apply_linear(x: F32, linear: Linear, *, with_gelu: bool) -> F32:
+def apply_linear(x: Array, linear: Linear, *, with_gelu: bool) -> Array:
     """`x` [..., in] -> [..., out]."""
     # One product over all rows: NumPy would multiply a stack of matrices one by one.
-    y: F32 = (x.reshape(-1, x.shape[-1]) @ linear.weight.T).reshape(*x.shape[:-1], -1)
+    y = (x.reshape(-1, x.shape[-1]) @ linear.weight.T).reshape(*x.shape[:-1], -1)
     if linear.bias is not None:
         y += linear.bias
     if with_gelu:
@@ -235,52 +251,93 @@ def apply_linear(x: F32, linear: Linear, *, with_gelu: bool) -> F32:
     return y
 
 
-def _rotate(x: F32, cos: F32, sin: F32) -> F32:
+def _rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Turn the interleaved pairs of the first elements of `x` [batch, tokens, heads, head]."""
     half = cos.shape[-1]
     even, odd = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
     c, s = cos[: x.shape[1], None, :], sin[: x.shape[1], None, :]
-    turned = x.copy()
+    turned = array_namespace(x).asarray(x, copy=True)
     turned[..., 0 : 2 * half : 2] = even * c - odd * s
     turned[..., 1 : 2 * half : 2] = odd * c + even * s
     return turned
 
 
-def attention(qkv: F32, config: ModelConfig) -> F32:
+def _contiguous(x: Array) -> Array:
+    # NumPy multiplies strided stacks of matrices without BLAS.
+    packed = array_namespace(x).empty(tuple(x.shape), dtype=x.dtype, device=device(x))
+    packed[...] = x
+    return packed
+
+
+def attention(qkv: Array, config: ModelConfig) -> Array:
     """Causal self-attention over `qkv` [batch, tokens, 3 n_embd] -> [batch, tokens, n_embd]."""
+    xp, place = array_namespace(qkv), device(qkv)
     batch, tokens, _ = qkv.shape
-    q, k, v = np.split(qkv.reshape(batch, tokens, 3 * config.n_head, config.head_size), 3, axis=2)
-    cos, sin = rotary_tables(config)
-    # Contiguous: NumPy multiplies strided stacks of matrices without BLAS.
-    q = np.ascontiguousarray(_rotate(q, cos, sin).transpose(0, 2, 1, 3))
-    k = np.ascontiguousarray(_rotate(k, cos, sin).transpose(0, 2, 3, 1))
-    v = np.ascontiguousarray(v.transpose(0, 2, 1, 3))
-    scores: F32 = (q @ k) / np.float32(np.sqrt(config.head_size))
-    scores += np.triu(np.full((tokens, tokens), -np.inf, np.float32), 1)
-    scores = np.exp(scores - scores.max(-1, keepdims=True))
-    scores /= scores.sum(-1, keepdims=True)
-    heads: F32 = scores @ v
-    return heads.transpose(0, 2, 1, 3).reshape(batch, tokens, -1)
+    qkv = qkv.reshape(batch, tokens, 3, config.n_head, config.head_size)
+    cos, sin = (xp.asarray(table, device=place) for table in rotary_tables(config))
+    q = _contiguous(xp.permute_dims(_rotate(qkv[:, :, 0], cos, sin), (0, 2, 1, 3)))
+    q /= math.sqrt(config.head_size)  # here and not on the scores, which are many more
+    k = _contiguous(xp.permute_dims(_rotate(qkv[:, :, 1], cos, sin), (0, 2, 3, 1)))
+    v = _contiguous(xp.permute_dims(qkv[:, :, 2], (0, 2, 1, 3)))
+    scores = q @ k
+    future = xp.full((tokens, tokens), -math.inf, dtype=scores.dtype, device=place)
+    scores += xp.triu(future, k=1)
+    scores -= xp.max(scores, axis=-1, keepdims=True)
+    xp.exp(scores, out=scores)
+    mixed = (scores @ v) / xp.sum(scores, axis=-1, keepdims=True)
+    return xp.permute_dims(mixed, (0, 2, 1, 3)).reshape(batch, tokens, -1)
 
 
-def forward_layer(x: F32, layer: Layer, config: ModelConfig, tap: Tap | None = None) -> F32:
-    """One decoder layer over `x` [batch, tokens, n_embd].
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where a layer's forward pass stands: before the linears that read `reads` are applied.
 
-    `tap(reads, activations)` sees what each group of linears multiplies (LinearSpec.reads).
+    `activations()` is what they will multiply, `residual()` the residual stream so far; both are
+    computed when asked for.
     """
-    watch = tap or (lambda _reads, _activations: None)
-    h = layer_norm(x, layer.ln_weight, layer.ln_bias, config.layer_norm_epsilon)
-    watch("ln_1", h)
-    a = attention(apply_linear(h, layer.linears["attn_qkv"], with_gelu=False), config)
-    watch("attention", a)
-    m = apply_linear(h, layer.linears["mlp_fc_in"], with_gelu=True)
-    watch("gelu", m)
-    a = apply_linear(a, layer.linears["attn_out"], with_gelu=False)
-    return x + a + apply_linear(m, layer.linears["mlp_fc_out"], with_gelu=False)
+
+    reads: str
+    activations: Callable[[], Array]
+    residual: Callable[[], Array]
 
 
-def forward_head(x: F32, head: Head, config: ModelConfig) -> F32:
+def layer_steps(
+    x: Array, layer: Layer, config: ModelConfig
+) -> Generator[Step, Mapping[str, Linear] | None, Array]:
+    """One decoder layer over `x` [batch, tokens, n_embd], stopped before each group of linears.
+
+    At each stop it takes, by `send`, linears to use instead of the layer's from there on. What is
+    cheap to compute again is not kept while it waits: a pass that waits holds two arrays like `x`.
+    """
+    linears = dict(layer.linears)
+
+    def norm() -> Array:
+        return layer_norm(x, layer.ln_weight, layer.ln_bias, config.layer_norm_epsilon)
+
+    def hidden() -> Array:
+        return apply_linear(norm(), linears["mlp_fc_in"], with_gelu=True)
+
+    def attended() -> Array:
+        return x + apply_linear(mixed, linears["attn_out"], with_gelu=False)
+
+    linears.update((yield Step("ln_1", norm, lambda: x)) or {})
+    mixed = attention(apply_linear(norm(), linears["attn_qkv"], with_gelu=False), config)
+    linears.update((yield Step("attention", lambda: mixed, lambda: x)) or {})
+    linears.update((yield Step("gelu", hidden, attended)) or {})
+    return attended() + apply_linear(hidden(), linears["mlp_fc_out"], with_gelu=False)
+
+
+def forward_layer(x: Array, layer: Layer, config: ModelConfig) -> Array:
+    """One decoder layer over `x` [batch, tokens, n_embd]."""
+    steps = layer_steps(x, layer, config)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
+
+
+def forward_head(x: Array, head: Head, config: ModelConfig) -> Array:
     """Logits [..., vocab] of the last layer's output `x` [..., n_embd]."""
     h = layer_norm(x, head.ln_weight, head.ln_bias, config.layer_norm_epsilon)
-    result: F32 = h @ head.weight.T + head.bias
-    return result
+    return h @ head.weight.T + head.bias

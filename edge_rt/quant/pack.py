@@ -8,12 +8,12 @@ zero point and so adds nothing; its weights stand in `w_salient`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import CheckpointError
+from edge_rt.quant.grid import SCALE_FLOOR, Grid, as_half, fit
 
 F16 = npt.NDArray[np.float16]
 F32 = npt.NDArray[np.float32]
@@ -22,8 +22,6 @@ I32 = npt.NDArray[np.int32]
 
 QMAX = 15
 SALIENT_MULTIPLE = 16
-# The smallest FP16: a group of zeros would otherwise get a scale of zero.
-SCALE_FLOOR = float(np.finfo(np.float16).smallest_subnormal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +74,7 @@ class QuantizedLinear:
 
 def to_half(x: npt.NDArray[np.floating], what: str) -> F16:
     """`x` as float16; CheckpointError where a value is beyond its range."""
-    with np.errstate(over="ignore"):
-        half = x.astype(np.float16)
-    if not np.isfinite(half).all():
-        raise CheckpointError(
-            f"{what} holds {np.abs(x).max():.3g}, more than FP16's 65504, so INT4 with FP16 parts "
-            f"cannot store it; use the recipe 'float', which keeps such weights in float32"
-        )
+    half: F16 = as_half(x, what).astype(np.float16)
     return half
 
 
@@ -98,40 +90,59 @@ def unpack_nibbles(packed: U8) -> U8:
     )
 
 
-def quantize_rtn(
-    weight: F32,
-    salient: I32,
-    group_size: int,
-    bias: F32 | None = None,
-    post_scale: F32 | None = None,
-) -> QuantizedLinear:
-    """Round `weight` [N, K] to the nearest INT4 level, asymmetric in groups along the input.
-
-    The columns `salient` stay in FP16. A group's range always includes zero, so that its zero
-    point is a level of its own and is never clamped.
-    """
+def pack(weight: F32, grid: Grid, salient: I32, bias: F32 | None = None) -> QuantizedLinear:
+    """Store `weight` [N, K], whose values outside `salient` lie on `grid`, in host memory."""
     n, k = weight.shape
-    groups = -(-k // group_size)
+    group_size, scales, zeros = grid.group_size, grid.scales.T, grid.zeros.T
+    groups = scales.shape[1]
     padded = np.zeros((n, groups * group_size), np.float32)
     padded[:, :k] = weight
     padded[:, salient] = 0.0
-    w = padded.reshape(n, groups, group_size)
-    low, high = np.minimum(w.min(-1), 0.0), np.maximum(w.max(-1), 0.0)
-    scales = to_half(np.maximum((high - low) / QMAX, SCALE_FLOOR), "the scale of a group")
-    s = scales.astype(np.float32)[:, :, None]
-    zeros = np.clip(np.rint(-low[:, :, None] / s), 0, QMAX)
-    q = np.clip(np.rint(w / s) + zeros, 0, QMAX).astype(np.uint8)
+    levels = np.rint(padded.reshape(n, groups, group_size) / scales[:, :, None]) + zeros[:, :, None]
     columns = -(-len(salient) // SALIENT_MULTIPLE) * SALIENT_MULTIPLE
     w_salient = np.zeros((n, columns), np.float16)
     w_salient[:, : len(salient)] = to_half(weight[:, salient], "a salient channel")
     idx = np.full(columns, -1, np.int32)
     idx[: len(salient)] = salient
     return QuantizedLinear(
-        qweight=pack_nibbles(q.reshape(n, -1)),
-        scales=scales,
-        zeros=zeros[:, :, 0].astype(np.uint8),
+        qweight=pack_nibbles(levels.astype(np.uint8).reshape(n, -1)),
+        scales=to_half(scales, "the scale of a group"),
+        zeros=zeros.astype(np.uint8),
         w_salient=w_salient,
         idx=idx,
         bias=np.zeros(n, np.float32) if bias is None else bias,
-        post_scale=np.ones(n, np.float32) if post_scale is None else post_scale,
+        post_scale=np.ones(n, np.float32),
     )
+
+
+def scale_outputs(linear: QuantizedLinear, factors: F32) -> QuantizedLinear:
+    """`linear` with its outputs multiplied by `factors` [N]: levels stay, scales are rounded anew.
+
+    An FP16 scale is off by at most 1 in 2,048, which beside a level's width is nothing.
+    """
+    if (factors == 1.0).all():
+        return linear
+    column = factors[:, None]
+    scales = to_half(linear.scales.astype(np.float32) * column, "the scale of a group")
+    return replace(
+        linear,
+        scales=np.maximum(scales, np.float16(SCALE_FLOOR)),
+        w_salient=to_half(linear.w_salient.astype(np.float32) * column, "a salient channel"),
+        bias=linear.bias * factors,
+    )
+
+
+def quantize_rtn(
+    weight: F32,
+    salient: I32,
+    group_size: int,
+    bias: F32 | None = None,
+) -> QuantizedLinear:
+    """Round `weight` [N, K] to the nearest INT4 level, asymmetric in groups along the input.
+
+    The columns `salient` stay in FP16.
+    """
+    channels = salient.tolist()
+    grid = fit(weight.T, channels, group_size, QMAX)
+    rounded = grid.rounded(weight.T, channels)
+    return pack(rounded.T, grid, salient, bias)

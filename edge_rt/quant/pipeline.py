@@ -1,13 +1,19 @@
 """quantize: a Hugging Face checkpoint and a recipe -> a quantized checkpoint.
 
-Streams layer by layer: at any time one float layer, the calibration activations and the golden
+Streams layer by layer: at any time one layer, the calibration activations and the golden
 activations are in memory. The golden logits come from the same pass, through the dequantized
-layers.
+layers. A layer that is written is done: a killed run goes on from the first that is not.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import resource
 import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,21 +28,22 @@ from edge_rt.errors import CheckpointError, ConfigError
 from edge_rt.golden import GOLDEN_FILE, Golden, GoldenPrompt
 from edge_rt.model import graph
 from edge_rt.model.checkpoint import Checkpoint
+from edge_rt.model.device import Device, DeviceName
 from edge_rt.model.gptj import (
     F32,
-    LINEARS,
     Head,
     Layer,
-    Linear,
     ModelConfig,
     forward_head,
     forward_layer,
-    layer_from_tensors,
 )
 from edge_rt.quant import store
-from edge_rt.quant.calibration import ChannelMeans, observe_layer, sample_sequences
-from edge_rt.quant.pack import QuantizedLinear, quantize_rtn, to_half
-from edge_rt.quant.salient import salient_channels
+from edge_rt.quant.calibration import sample_sequences
+from edge_rt.quant.layer import QuantizedLayer, dequantized
+from edge_rt.quant.pack import QuantizedLinear, to_half
+from edge_rt.quant.packed import PackedCheckpoint, is_packed
+from edge_rt.quant.report import LinearReport
+from edge_rt.quant.source import FloatLayers, Layers, PackedLayers, QuantizedLayers
 from edge_rt.recipes import QuantRecipe
 from edge_rt.storage import atomic_directory, list_files, sha256_file, write_json
 from edge_rt.tokenizer import Tokenizer
@@ -48,43 +55,54 @@ GOLDEN_KEPT = 8  # positions whose logits are kept: one of prefill, the rest of 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-@dataclass(slots=True)
-class _WeightCount:
-    """Weights of the linears, and how many of them stay in FP16."""
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """How one layer went: `resumed` from an earlier run, or else what it took."""
 
-    all: int = 0
-    fp16: int = 0
+    index: int
+    resumed: bool
+    duration_s: float
+    peak_rss_bytes: int
 
 
-def quantize(source: Path, out: Path, recipe_name: str) -> store.QuantInfo:
+def quantize(
+    source: Path,
+    out: Path,
+    recipe_name: str,
+    device_name: DeviceName = "cpu",
+    watch: Callable[[LayerRun], None] = lambda _run: None,
+) -> store.QuantInfo:
     """Quantize the checkpoint in `source` into the directory `out`.
 
-    Raises CheckpointError for a checkpoint and ConfigError for a recipe that cannot be used;
-    `out` then stays as it was.
+    A checkpoint that AutoAWQ or GPTQ has quantized is taken over as it is, whatever the recipe.
+    Raises CheckpointError for a checkpoint and ConfigError for a recipe or device that cannot be
+    used; `out` then stays as it was. `watch` is told of each layer that is done.
     """
     recipe, text = recipes.quantization(recipe_name)
-    checkpoint = Checkpoint.open(source)
+    device = Device.open(device_name)
+    packed = is_packed(source)
+    checkpoint = PackedCheckpoint.open(source) if packed else Checkpoint.open(source)
     config = checkpoint.config
     tokens = calibration_tokens(text, source, config)
-    with atomic_directory(out, store.MARKER) as partial:
-        weights = _write_tensors(checkpoint, tokens, recipe, partial)
+    key = _resume_key(source, recipe, text, device_name)
+    with atomic_directory(out, store.MARKER, key) as partial:
+        if isinstance(checkpoint, PackedCheckpoint):
+            layers: Layers = PackedLayers(checkpoint)
+        elif recipe.method == "float":
+            layers = FloatLayers(checkpoint)
+        else:
+            layers = QuantizedLayers(checkpoint, recipe, device, tokens)
+        weights, reports = _write_tensors(checkpoint, layers, tokens, partial, watch)
         graph.write_decoder(partial, config)
         for name in _TOKENIZER_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, partial / name)
-        float_only = recipe.method == "float"
         info = store.QuantInfo(
             model=config,
             recipe=recipe,
-            quantization=QuantizationSummary(
-                recipe=Path(recipe_name).name.removesuffix(".toml"),
-                method=recipe.method,
-                bits=16 if float_only else 4,
-                group_size=None if float_only else recipe.group_size,
-                fp16_fraction=weights.fp16 / weights.all,
-                calibration_sha256=None if float_only else sha256_file(text),
-            ),
+            quantization=_summary(checkpoint, recipe, recipe_name, text, weights),
             edge_rt_version=edge_rt.__version__,
+            layers=reports,
             files=list_files(partial),
         )
         write_json(partial / store.MARKER, asdict(info))
@@ -108,35 +126,66 @@ def calibration_tokens(text: Path, tokenizer: Path, config: ModelConfig) -> npt.
     return tokens
 
 
+def _resume_key(source: Path, recipe: QuantRecipe, text: Path, device: str) -> str:
+    """Two runs with the same key write the same bytes: one may go on from where the other was."""
+    files = sorted(path for path in source.resolve().iterdir() if path.is_file())
+    facts = {
+        "source": [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files],
+        "recipe": asdict(recipe),
+        "text": sha256_file(text),
+        "device": device,
+        "edge_rt": edge_rt.__version__,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _summary(
+    checkpoint: Checkpoint | PackedCheckpoint,
+    recipe: QuantRecipe,
+    recipe_name: str,
+    text: Path,
+    weights: _WeightCount,
+) -> QuantizationSummary:
+    fraction = weights.fp16 / weights.all
+    if isinstance(checkpoint, PackedCheckpoint):
+        return QuantizationSummary(
+            "imported", checkpoint.method, 4, checkpoint.group_size, fraction, None
+        )
+    is_float = recipe.method == "float"
+    return QuantizationSummary(
+        recipe=Path(recipe_name).name.removesuffix(".toml"),
+        method=recipe.method,
+        bits=16 if is_float else 4,
+        group_size=None if is_float else recipe.group_size,
+        fp16_fraction=fraction,
+        calibration_sha256=None if is_float else sha256_file(text),
+    )
+
+
 def _write_tensors(
-    checkpoint: Checkpoint, tokens: npt.NDArray[np.int64], recipe: QuantRecipe, out: Path
-) -> _WeightCount:
+    checkpoint: Checkpoint | PackedCheckpoint,
+    layers: Layers,
+    tokens: npt.NDArray[np.int64],
+    out: Path,
+    watch: Callable[[LayerRun], None],
+) -> tuple[_WeightCount, list[list[LinearReport]]]:
     config = checkpoint.config
-    quantizing = recipe.method != "float"
-    wte = checkpoint.tensor("transformer.wte.weight")
-    stored_wte = to_half(wte, "the embedding") if quantizing else store.lossless(wte)
+    # An engine reads FP16; only the baseline keeps what FP16 cannot hold.
+    to_stored = store.lossless if isinstance(layers, FloatLayers) else to_half
+    stored_wte = to_stored(checkpoint.tensor("transformer.wte.weight"), "the embedding")
     golden_tokens = sample_sequences(tokens, GOLDEN_PROMPTS, min(GOLDEN_TOKENS, config.n_positions))
     golden = stored_wte[golden_tokens].astype(np.float32)
-    shown = recipe.calibration
-    length = min(shown.tokens, config.n_positions)
-    hidden = wte[sample_sequences(tokens, shown.sequences, length)] if quantizing else wte[:0]
-    weights = _WeightCount()
+    weights, reports = _WeightCount(), []
     for index in tqdm(
         range(config.n_layer), desc="quantize", unit=" layer", leave=False, disable=None
     ):
-        layer = layer_from_tensors(checkpoint.layer(index))
-        quantized: dict[str, QuantizedLinear] = {}
-        if quantizing:
-            # Calibrated on the float layers' outputs: each layer is measured on its own.
-            hidden, means = observe_layer(hidden, layer, config)
-            quantized = _quantize_layer(layer, means, recipe)
-        store.save_layer(out, index, layer, quantized)
-        golden = forward_layer(golden, _dequantized(layer, quantized), config)
-        _count(weights, layer, quantized)
-    head = _head(checkpoint)
-    stored_head = (
-        to_half(head.weight, "lm_head.weight") if quantizing else store.lossless(head.weight)
-    )
+        made, run = _layer(layers, out, index, config)
+        golden = forward_layer(golden, dequantized(made.layer, made.linears), config)
+        weights.add(made.layer, made.linears)
+        reports.append(made.reports)
+        watch(run)
+    head = layers.head(_head(checkpoint))
+    stored_head = to_stored(head.weight, "lm_head.weight")
     store.save_outer(out, stored_wte, head, stored_head, config)
     head = Head(head.ln_weight, head.ln_bias, stored_head.astype(np.float32), head.bias)
     logits = forward_head(golden[:, -GOLDEN_KEPT:], head, config)
@@ -144,44 +193,54 @@ def _write_tensors(
         out / GOLDEN_FILE,
         [GoldenPrompt(t.astype(np.int32), y) for t, y in zip(golden_tokens, logits, strict=True)],
     )
-    return weights
+    return weights, reports
 
 
-def _quantize_layer(
-    layer: Layer, means: dict[str, ChannelMeans], recipe: QuantRecipe
-) -> dict[str, QuantizedLinear]:
-    salient = {
-        reads: salient_channels(seen.mean, recipe.outlier_fraction) for reads, seen in means.items()
-    }
-    return {
-        spec.name: quantize_rtn(
-            layer.linears[spec.name].weight,
-            salient[spec.reads],
-            recipe.group_size,
-            layer.linears[spec.name].bias,
-        )
-        for spec in LINEARS
-    }
+def _layer(
+    layers: Layers, out: Path, index: int, config: ModelConfig
+) -> tuple[QuantizedLayer, LayerRun]:
+    """Layer `index`: made and written, or as an earlier run of the same job wrote it."""
+    started = time.monotonic()
+    _forget_peak_rss()
+    resumed = (out / graph.layer_file(index)).is_file()
+    if resumed:
+        made = store.load_layer(out, index, config)
+        layers.resume(index, made.layer, made.linears)
+    else:
+        made = layers.make(index)
+        store.save_layer(out, index, made)
+    return made, LayerRun(index, resumed, time.monotonic() - started, _peak_rss_bytes())
 
 
-def _dequantized(layer: Layer, quantized: dict[str, QuantizedLinear]) -> Layer:
-    """The layer as an engine computes it."""
-    linears = dict(layer.linears)
-    for name, linear in quantized.items():
-        weight = linear.dequantize(linears[name].weight.shape[1])
-        linears[name] = Linear(weight, linear.bias, linear.post_scale)
-    return Layer(layer.ln_weight, layer.ln_bias, linears)
+def _forget_peak_rss() -> None:
+    """Let the kernel measure the process's largest memory anew, where it does that."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def _count(weights: _WeightCount, layer: Layer, quantized: dict[str, QuantizedLinear]) -> None:
-    for name, linear in layer.linears.items():
-        rows, columns = linear.weight.shape
-        weights.all += rows * columns
-        kept = len(quantized[name].salient) if name in quantized else columns
-        weights.fp16 += rows * kept
+def _peak_rss_bytes() -> int:
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _head(checkpoint: Checkpoint) -> Head:
+@dataclass(slots=True)
+class _WeightCount:
+    """Weights of the linears, and how many of them stay in FP16."""
+
+    all: int = 0
+    fp16: int = 0
+
+    def add(self, layer: Layer, quantized: Mapping[str, QuantizedLinear]) -> None:
+        """Count one layer's."""
+        for name, linear in layer.linears.items():
+            rows, columns = linear.weight.shape
+            self.all += rows * columns
+            self.fp16 += rows * (len(quantized[name].salient) if name in quantized else columns)
+
+
+def _head(checkpoint: Checkpoint | PackedCheckpoint) -> Head:
     names = ("transformer.ln_f.weight", "transformer.ln_f.bias", "lm_head.weight", "lm_head.bias")
     ln_weight, ln_bias, weight, bias = (checkpoint.tensor(name) for name in names)
     return Head(ln_weight, ln_bias, weight, bias)
@@ -193,4 +252,5 @@ def reference_logits(checkpoint: store.QuantizedCheckpoint, tokens: npt.NDArray[
     hidden = checkpoint.embedding()[tokens]
     for index in range(config.n_layer):
         hidden = forward_layer(hidden, checkpoint.layer(index), config)
-    return forward_head(hidden, checkpoint.head(), config)
+    logits: F32 = forward_head(hidden, checkpoint.head(), config)
+    return logits

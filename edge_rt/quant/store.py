@@ -7,8 +7,9 @@ the directory belongs to no engine.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,25 @@ from safetensors.numpy import save
 from edge_rt import config as settings
 from edge_rt.bundle import QuantizationSummary
 from edge_rt.errors import CheckpointError, ConfigError
-from edge_rt.model.gptj import LINEARS, Head, Layer, Linear, ModelConfig, rotary_tables
+from edge_rt.model.gptj import (
+    LINEARS,
+    Head,
+    Layer,
+    Linear,
+    ModelConfig,
+    in_features,
+    rotary_tables,
+)
 from edge_rt.model.graph import OUTER_FILE, layer_file
+from edge_rt.quant.layer import QuantizedLayer
 from edge_rt.quant.pack import QuantizedLinear
+from edge_rt.quant.report import LinearReport
 from edge_rt.recipes import QuantRecipe
-from edge_rt.storage import FileEntry, check_files, check_names, read_json
+from edge_rt.storage import FileEntry, check_files, check_names, read_json, write_atomic
 
 MARKER = "quant.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_REPORTS = "edge_rt.reports"  # in a layer file's metadata
 
 Array = npt.NDArray[np.generic]
 F32 = npt.NDArray[np.float32]
@@ -41,6 +53,7 @@ class QuantInfo:
     recipe: QuantRecipe
     quantization: QuantizationSummary
     edge_rt_version: str
+    layers: list[list[LinearReport]]
     files: dict[str, FileEntry]
     schema_version: int = SCHEMA_VERSION
 
@@ -48,31 +61,57 @@ class QuantInfo:
         check_names(self.files)
 
 
-def lossless(x: F32) -> Array:
+def lossless(x: F32, _what: str = "") -> Array:
     """As float16 where that keeps every value, else as float32."""
     with np.errstate(over="ignore"):
         half = x.astype(np.float16)
     return half if np.array_equal(half.astype(np.float32), x) else x
 
 
-def save_layer(
-    directory: Path, index: int, layer: Layer, quantized: dict[str, QuantizedLinear]
-) -> None:
-    """Write one layer: its norm, and each linear quantized or, where it is not given, as it is."""
+def save_layer(directory: Path, index: int, made: QuantizedLayer) -> None:
+    """Write one layer: its norm, each linear quantized or else as it is, and the reports.
+
+    The file is there whole or not at all.
+    """
     prefix = f"h.{index}"
     tensors: dict[str, Array] = {
-        f"{prefix}.ln_1.weight": layer.ln_weight,
-        f"{prefix}.ln_1.bias": layer.ln_bias,
+        f"{prefix}.ln_1.weight": made.layer.ln_weight,
+        f"{prefix}.ln_1.bias": made.layer.ln_bias,
     }
-    for name, linear in layer.linears.items():
-        if name in quantized:
-            parts = quantized[name].tensors()
+    for name, linear in made.layer.linears.items():
+        if name in made.linears:
+            parts = made.linears[name].tensors()
         else:
             parts = {"weight": lossless(linear.weight)}
             if linear.bias is not None:
                 parts["bias"] = linear.bias
         tensors.update({f"{prefix}.{name}.{part}": value for part, value in parts.items()})
-    _save(directory / layer_file(index), tensors)
+    reports = json.dumps([asdict(report) for report in made.reports])
+    _save(directory / layer_file(index), tensors, {_REPORTS: reports})
+
+
+def load_layer(directory: Path, index: int, config: ModelConfig) -> QuantizedLayer:
+    """Read back what save_layer wrote; `layer.linears` are dequantized."""
+    path = directory / layer_file(index)
+    tensors, metadata = _load(path)
+    prefix = f"h.{index}"
+    linears: dict[str, Linear] = {}
+    quantized: dict[str, QuantizedLinear] = {}
+    for spec in LINEARS:
+        start = f"{prefix}.{spec.name}."
+        parts = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+        if "qweight" in parts:
+            one = quantized[spec.name] = QuantizedLinear.from_tensors(parts)
+            weight = one.dequantize(in_features(spec, config))
+            linears[spec.name] = Linear(weight, one.bias, one.post_scale)
+        else:
+            linears[spec.name] = Linear(parts["weight"].astype(np.float32), parts.get("bias"))
+    layer = Layer(tensors[f"{prefix}.ln_1.weight"], tensors[f"{prefix}.ln_1.bias"], linears)
+    reports = [
+        settings.from_table(LinearReport, table, str(path))
+        for table in json.loads(metadata.get(_REPORTS, "[]"))
+    ]
+    return QuantizedLayer(layer, quantized, reports)
 
 
 def save_outer(
@@ -92,9 +131,22 @@ def save_outer(
     _save(directory / OUTER_FILE, tensors)
 
 
-def _save(path: Path, tensors: dict[str, Array]) -> None:
+def _save(path: Path, tensors: dict[str, Array], metadata: dict[str, str] | None = None) -> None:
     # Not save_file: it makes files that only their owner can read, and a service is someone else.
-    path.write_bytes(save({name: np.ascontiguousarray(value) for name, value in tensors.items()}))
+    contiguous = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    write_atomic(path, save(contiguous, metadata))
+
+
+def _load(
+    path: Path, names: Sequence[str] | None = None
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+    """All tensors of a file, or those of `names`, and its metadata."""
+    try:
+        with safe_open(path, framework="np") as tensors:
+            wanted = tensors.keys() if names is None else names
+            return {name: tensors.get_tensor(name) for name in wanted}, tensors.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); quantize again") from error
 
 
 class QuantizedCheckpoint:
@@ -131,40 +183,15 @@ class QuantizedCheckpoint:
 
     def layer(self, index: int) -> Layer:
         """One layer with its linears dequantized."""
-        tensors = self._load(layer_file(index))
-        prefix = f"h.{index}"
-        linears = {}
-        for spec in LINEARS:
-            start = f"{prefix}.{spec.name}."
-            parts = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-            linears[spec.name] = _linear(parts, self._in_features(spec.reads))
-        return Layer(tensors[f"{prefix}.ln_1.weight"], tensors[f"{prefix}.ln_1.bias"], linears)
+        return load_layer(self.directory, index, self.info.model).layer
 
     def embedding(self) -> F32:
         """[vocab, n_embd]."""
-        return self._load(OUTER_FILE, ("wte.weight",))["wte.weight"].astype(np.float32)
+        tensors, _ = _load(self.directory / OUTER_FILE, ("wte.weight",))
+        return tensors["wte.weight"].astype(np.float32)
 
     def head(self) -> Head:
         """The final norm and the vocabulary product."""
         names = ("ln_f.weight", "ln_f.bias", "lm_head.weight", "lm_head.bias")
-        return Head(*(x.astype(np.float32) for x in self._load(OUTER_FILE, names).values()))
-
-    def _in_features(self, reads: str) -> int:
-        return self.info.model.n_inner if reads == "gelu" else self.info.model.n_embd
-
-    def _load(self, file: str, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
-        try:
-            with safe_open(self.directory / file, framework="np") as tensors:
-                wanted = tensors.keys() if names is None else names
-                return {name: tensors.get_tensor(name) for name in wanted}
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{self.directory / file} cannot be read ({error}); quantize again"
-            ) from error
-
-
-def _linear(parts: dict[str, npt.NDArray[Any]], in_features: int) -> Linear:
-    if "qweight" not in parts:
-        return Linear(parts["weight"].astype(np.float32), parts.get("bias"))
-    quantized = QuantizedLinear.from_tensors(parts)
-    return Linear(quantized.dequantize(in_features), quantized.bias, quantized.post_scale)
+        tensors, _ = _load(self.directory / OUTER_FILE, names)
+        return Head(*(x.astype(np.float32) for x in tensors.values()))

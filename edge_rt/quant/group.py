@@ -1,0 +1,166 @@
+"""Quantizing the linears that read one activation: salient channels, AWQ, then GPTQ or rounding.
+
+Weights are transposed here, [inputs, outputs], as grid.py says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace
+
+from edge_rt.model.device import Array, Device
+from edge_rt.model.gptj import Linear, LinearSpec
+from edge_rt.quant import awq
+from edge_rt.quant.calibration import Moments
+from edge_rt.quant.gptq import errors, gptq
+from edge_rt.quant.grid import Grid, fit
+from edge_rt.quant.report import LinearReport
+from edge_rt.quant.salient import salient_channels
+from edge_rt.recipes import QuantRecipe
+
+TARGET_DAMPING = 0.1  # of the covariance's mean diagonal: less follows the calibration text's noise
+_REPORT_ROWS = 1024  # outputs that the report's errors are measured on
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight float32 [inputs, outputs] on its grid, and its bias [outputs], if it has one.
+
+    The weight multiplies activations that are divided by the group's scales.
+    """
+
+    weight: Array
+    grid: Grid
+    bias: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedGroup:
+    """The linears by name; `salient` channels and AWQ's `scales` float32 [inputs] are shared."""
+
+    weights: dict[str, QuantizedWeight]
+    salient: npt.NDArray[np.int32]
+    scales: Array
+    reports: list[LinearReport]
+
+    def serving(self) -> dict[str, Linear]:
+        """The linears for activations that are not scaled."""
+        return {
+            name: Linear((one.weight / self.scales[:, None]).T, one.bias)
+            for name, one in self.weights.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQuantizer:
+    """One recipe; `qmax` is the highest level. Random channels, for comparison, are `rng`'s."""
+
+    recipe: QuantRecipe
+    device: Device
+    rng: np.random.Generator
+    qmax: int
+
+    def quantize(
+        self, specs: list[LinearSpec], linears: Mapping[str, Linear], moments: Moments
+    ) -> QuantizedGroup:
+        """Quantize the linears `specs`, which read what `moments` were taken of."""
+        recipe, size = self.recipe, self.recipe.group_size
+        originals = {spec.name: linears[spec.name].weight.T for spec in specs}
+        salient = self._salient(list(originals.values()), moments)
+        channels = salient.tolist()
+        corrects_bias = recipe.method == "gptq"
+        hessian = moments.covariance if corrects_bias else moments.mean_square
+        xp = array_namespace(hessian)
+        scaling = awq.Scaling(0.0, xp.ones_like(xp.astype(moments.q, xp.float32)))
+        if recipe.awq:
+            weights = list(originals.values())
+            magnitude = moments.mean_magnitude
+            scaling = awq.search(
+                weights, hessian, magnitude, channels, group_size=size, qmax=self.qmax
+            )
+        scales = scaling.scales[:, None]
+        scaled_hessian = hessian / (scales * scaling.scales)
+        importance = xp.astype(xp.linalg.diagonal(scaled_hessian), xp.float32)
+        hessian32 = xp.astype(hessian, xp.float32)
+        quantized, reports = {}, []
+        for spec in specs:
+            original, bias = originals[spec.name], linears[spec.name].bias
+            steps = self._steps(original, hessian32, channels, scales, importance)
+            if corrects_bias:
+                target = moments.target(original, TARGET_DAMPING, residual=spec.residual)
+                weight, grid = gptq(
+                    target * scales, scaled_hessian, channels, group_size=size, qmax=self.qmax
+                )
+                shift = moments.bias(original, weight / scales, residual=spec.residual)
+                bias = shift if bias is None else bias + shift
+                last = list(steps)[-1]
+                steps[f"{last}_gptq"] = _error(target - weight / scales, original, hessian32)
+            else:
+                clipping = importance if recipe.awq else None
+                grid = fit(original * scales, channels, size, self.qmax, clipping)
+                weight = grid.rounded(original * scales, channels)
+            quantized[spec.name] = QuantizedWeight(weight, grid, bias)
+            reports.append(
+                LinearReport(
+                    name=spec.name,
+                    output_error=steps,
+                    weight_error=_norm(original - weight / scales) / (_norm(original) or 1.0),
+                    awq_alpha=scaling.alpha if recipe.awq else None,
+                    salient=channels,
+                    magnitude_ratio=_ratio(moments.mean_magnitude, channels),
+                )
+            )
+        return QuantizedGroup(quantized, salient, scaling.scales, reports)
+
+    def _salient(self, weights: list[Array], moments: Moments) -> npt.NDArray[np.int32]:
+        if self.recipe.salient == "activation":
+            measure = self.device.numpy(moments.mean_magnitude)
+        elif self.recipe.salient == "weight":
+            sizes = [np.abs(self.device.numpy(weight)) for weight in weights]
+            measure = np.concatenate(sizes, axis=1).mean(1, dtype=np.float64)
+        else:
+            measure = self.rng.random(weights[0].shape[0])
+        return salient_channels(measure, self.recipe.outlier_fraction)
+
+    def _steps(
+        self, weight: Array, hessian: Array, salient: list[int], scales: Array, importance: Array
+    ) -> dict[str, float]:
+        """The output error after each step before GPTQ, on a sample of the outputs."""
+        weight = weight[:, :: -(-weight.shape[1] // _REPORT_ROWS)]
+
+        def error(scaled: Array, kept: list[int], importance: Array | None, scales: Array) -> float:
+            grid = fit(scaled, kept, self.recipe.group_size, self.qmax, importance)
+            return _error(weight - grid.rounded(scaled, kept) / scales, weight, hessian)
+
+        ones = array_namespace(weight).ones_like(scales)
+        steps = {"rtn": error(weight, [], None, ones)}
+        if salient:
+            steps["rtn_salient"] = error(weight, salient, None, ones)
+        if self.recipe.awq:
+            name = "awq_salient" if salient else "awq"
+            steps[name] = error(weight * scales, salient, importance, scales)
+        return steps
+
+
+def _error(difference: Array, weight: Array, hessian: Array) -> float:
+    """What `difference` adds to the outputs of `weight`, as a fraction of their variance."""
+    step = -(-difference.shape[1] // _REPORT_ROWS)
+    difference, weight = difference[:, ::step], weight[:, :: -(-weight.shape[1] // _REPORT_ROWS)]
+    xp = array_namespace(weight)
+    added = float(xp.sum(errors(difference, hessian)))
+    return added / (float(xp.sum(errors(weight, hessian))) or 1.0)
+
+
+def _norm(x: Array) -> float:
+    return float(array_namespace(x).linalg.vector_norm(x))
+
+
+def _ratio(magnitude: Array, channels: list[int]) -> float:
+    """Mean magnitude of `channels` over that of all channels; 0 where there are none."""
+    xp = array_namespace(magnitude)
+    mean = float(xp.mean(magnitude))
+    return float(xp.mean(magnitude[channels])) / mean if channels and mean else 0.0
