@@ -16,6 +16,7 @@ from edge_rt.recipes import data_dir
 
 SMALL_RECIPE = """\
 method = "{method}"
+awq = {awq}
 group_size = {group_size}
 outlier_fraction = 0.01
 
@@ -36,10 +37,10 @@ def demo_checkpoint() -> Path:
 
 @pytest.fixture(scope="session")
 def small_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As int4-salient, with less calibration text."""
+    """As int4, with less calibration text."""
     path = tmp_path_factory.mktemp("recipe") / "small.toml"
     text = data_dir("calib") / "calibration.txt"
-    path.write_text(SMALL_RECIPE.format(method="rtn", group_size=128, text=text))
+    path.write_text(SMALL_RECIPE.format(method="gptq", awq="true", group_size=128, text=text))
     return path
 
 
@@ -104,10 +105,10 @@ def random_gptj(
 def recipe(tmp_path: Path) -> Callable[..., str]:
     """A small quantization recipe's file."""
 
-    def make(method: str = "rtn", group_size: int = 32) -> str:
+    def make(method: str = "rtn", group_size: int = 32, awq: str = "false") -> str:
         path = tmp_path / f"{method}-{group_size}.toml"
         text = data_dir("calib") / "calibration.txt"
-        content = SMALL_RECIPE.format(method=method, group_size=group_size, text=text)
+        content = SMALL_RECIPE.format(method=method, awq=awq, group_size=group_size, text=text)
         path.write_text(content.replace("tokens = 128", "tokens = 32"))
         return str(path)
 

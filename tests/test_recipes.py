@@ -21,7 +21,7 @@ def test_shipped_quantization_recipe_loads(name: str) -> None:
 
 def test_the_demo_is_shipped() -> None:
     assert {"demo.cpu", "demo.cpu-exact", "demo.null"} <= set(recipes.names("engines"))
-    assert {"float", "int4-salient"} <= set(recipes.names("calib"))
+    assert {"demo", "float", "int4", "int4-salient"} <= set(recipes.names("calib"))
 
 
 def test_recipe_of_ones_own(tmp_path: Path) -> None:
@@ -43,7 +43,9 @@ def test_mistyped_name_names_the_nearest() -> None:
 
 
 def test_unknown_name_lists_what_there_is() -> None:
-    with pytest.raises(ConfigError, match=r"no recipe 'zzz' \(shipped: float, int4-salient"):
+    with pytest.raises(
+        ConfigError, match=r"no recipe 'zzz' \(shipped: demo, float, int4, int4-salient"
+    ):
         recipes.quantization("zzz")
 
 

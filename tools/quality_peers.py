@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -35,17 +37,10 @@ import numpy.typing as npt
 
 import edge_rt
 from edge_rt import recipes
+from edge_rt.model import gptj
 from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.device import Device
-from edge_rt.model.gptj import (
-    LINEARS,
-    Layer,
-    Linear,
-    LinearSpec,
-    ModelConfig,
-    layer_from_tensors,
-    layer_steps,
-)
+from edge_rt.model.gptj import F32, LINEARS, Layer, Linear, LinearSpec, ModelConfig
 from edge_rt.quant.calibration import Moments, sample_sequences
 from edge_rt.quant.gptq import gptq
 from edge_rt.quant.grid import fit
@@ -54,7 +49,6 @@ from edge_rt.quant.pipeline import calibration_tokens
 from edge_rt.quant.salient import salient_channels
 from edge_rt.recipes import QuantRecipe
 
-F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
@@ -79,30 +73,18 @@ class Reading:
     moments: Moments
     measures: Mapping[str, F64]
 
-    @property
-    def salient(self) -> list[int]:
-        """The channels that edge_rt keeps in FP16."""
-        return [int(c) for c in salient_channels(self.moments.mean_magnitude, SALIENT)]
-
 
 Results = dict[str, dict[str, dict[str, float]]]  # by way, linear and metric
 Weights = dict[str, F32]  # by linear, [inputs, outputs]
 # Prepares (imports, copies, second moments) and returns what quantizes, which is timed.
 Way = Callable[[Weights, Reading], Callable[[], Weights]]
-One = Callable[[F32, Reading], Callable[[], F32]]
 
 
-def say(message: str) -> None:
-    """Write one line of progress to stderr."""
-    sys.stderr.write(message + "\n")
-    sys.stderr.flush()
-
-
-def each(one: One) -> Way:
+def each(one: Callable[..., Callable[[], Any]], **settings: Any) -> Way:
     """A way that takes the linears one by one."""
 
     def prepare(weights: Weights, reading: Reading) -> Callable[[], Weights]:
-        ready = {name: one(weight, reading) for name, weight in weights.items()}
+        ready = {name: one(weight, reading, **settings) for name, weight in weights.items()}
         return lambda: {name: quantize() for name, quantize in ready.items()}
 
     return prepare
@@ -114,41 +96,31 @@ def ours() -> dict[str, Way]:
     def rtn(weight: F32, _reading: Reading) -> Callable[[], F32]:
         return lambda: fit(weight, [], GROUP, QMAX).rounded(weight, [])
 
-    def with_gptq(rounds: int, keep: bool) -> One:
-        def prepare(weight: F32, reading: Reading) -> Callable[[], F32]:
-            hessian, salient = reading.moments.mean_square, reading.salient if keep else []
-            return lambda: gptq(
-                weight, hessian, salient, group_size=GROUP, qmax=QMAX, rounds=rounds
-            )[0]
+    def alone(weight: F32, reading: Reading, rounds: int, kept: float) -> Callable[[], F32]:
+        hessian = reading.moments.mean_square
+        salient = salient_channels(reading.moments.mean_magnitude, kept).tolist()
+        sizes: dict[str, int] = {"group_size": GROUP, "qmax": QMAX, "rounds": rounds}
+        return lambda: gptq(weight, hessian, salient, **sizes)[0]
 
-        return prepare
-
-    def group(fraction: float) -> Way:
+    def group(weights: Weights, reading: Reading, fraction: float) -> Callable[[], Weights]:
         recipe = QuantRecipe(outlier_fraction=fraction)  # groups of 128
         quantizer = GroupQuantizer(recipe, Device.open(), np.random.default_rng(0), QMAX)
+        specs = [spec for spec in LINEARS if spec.name in weights]
+        linears = {name: Linear(weight.T) for name, weight in weights.items()}
 
-        def prepare(weights: Weights, reading: Reading) -> Callable[[], Weights]:
-            specs = [spec for spec in LINEARS if spec.name in weights]
-            linears = {name: Linear(weight.T) for name, weight in weights.items()}
+        def quantize() -> Weights:
+            made = quantizer.quantize(specs, linears, reading.moments).serving()
+            return {name: linear.weight.T for name, linear in made.items()}
 
-            def quantize() -> Weights:
-                made = quantizer.quantize(specs, linears, reading.moments)
-                return {
-                    name: cast("F32", one.weight / made.scales[:, None])
-                    for name, one in made.weights.items()
-                }
-
-            return quantize
-
-        return prepare
+        return quantize
 
     return {
         "edge_rt RTN": each(rtn),
-        "edge_rt GPTQ, one sweep": each(with_gptq(0, keep=False)),
-        OURS: each(with_gptq(2, keep=False)),
-        "edge_rt AWQ + GPTQ": group(0.0),
-        "edge_rt GPTQ, 1 % FP16": each(with_gptq(2, keep=True)),
-        "edge_rt AWQ + GPTQ, 1 % FP16": group(SALIENT),
+        "edge_rt GPTQ, one sweep": each(alone, rounds=0, kept=0.0),
+        OURS: each(alone, rounds=2, kept=0.0),
+        "edge_rt AWQ + GPTQ": functools.partial(group, fraction=0.0),
+        "edge_rt GPTQ, 1 % FP16": each(alone, rounds=2, kept=SALIENT),
+        "edge_rt AWQ + GPTQ, 1 % FP16": functools.partial(group, fraction=SALIENT),
     }
 
 
@@ -156,40 +128,35 @@ def onnxruntime_ways() -> dict[str, Way]:
     """onnxruntime's copy of Intel Neural Compressor: float64 scales here, FP32 when stored."""
     library = import_module("onnxruntime.quantization.neural_compressor.weight_only")
 
-    def dequantized(weight: npt.NDArray[Any], quant: Callable[..., Any], *args: str) -> F32:
-        levels, scale, zero = quant(np.ascontiguousarray(weight.T), BITS, GROUP, *args)
+    plain = functools.partial(library.quant_tensor, scheme="asym", dtype="uint")
+
+    def dequantized(weight: F32, quant: Callable[..., Any]) -> F32:
+        levels, scale, zero = quant(np.ascontiguousarray(weight.T), BITS, GROUP)
         return cast("F32", (scale * (levels - zero.astype(np.float64))).reshape(weight.T.shape).T)
 
-    def rtn(weight: F32, _reading: Reading) -> Callable[[], F32]:
-        return lambda: dequantized(weight, library.quant_tensor, "asym", "uint")
+    def rounded(weight: F32, _reading: Reading, quant: Callable[..., Any]) -> Callable[[], F32]:
+        return lambda: dequantized(weight, quant)
 
-    def k_quant(weight: F32, _reading: Reading) -> Callable[[], F32]:
-        return lambda: dequantized(weight, library.quant_tensor_k_quant_cpu)
+    def gptq_of(
+        weight: F32, reading: Reading, *, stored: bool = False, **settings: bool
+    ) -> Callable[[], F32]:
+        w, hessian = weight.copy(), 2.0 * reading.second  # both are overwritten
 
-    def with_gptq(actorder: bool, mse: bool, stored: bool = False) -> One:
-        def prepare(weight: F32, reading: Reading) -> Callable[[], F32]:
-            w, hessian = weight.copy(), 2.0 * reading.second  # both are overwritten
+        def quantize() -> F32:
+            q = library.gptq(w, hessian, BITS, GROUP, "asym", 128, 0.01, **settings)
+            return dequantized(q, plain) if stored else cast("F32", q)
 
-            def quantize() -> F32:
-                q = library.gptq(
-                    w, hessian, BITS, GROUP, "asym", 128, 0.01, actorder=actorder, mse=mse
-                )
-                return dequantized(q, library.quant_tensor, "asym", "uint") if stored else q
+        return quantize
 
-            return quantize
-
-        return prepare
-
+    best = {"actorder": True, "mse": True}
     return {
-        "onnxruntime RTN": each(rtn),
-        "onnxruntime k-quant": each(k_quant),
-        "onnxruntime GPTQ": each(with_gptq(actorder=False, mse=False)),
-        "onnxruntime GPTQ mse": each(with_gptq(actorder=False, mse=True)),
-        "onnxruntime GPTQ actorder mse": each(with_gptq(actorder=True, mse=True)),
-        "onnxruntime GPTQ mse, as stored": each(with_gptq(actorder=False, mse=True, stored=True)),
-        "onnxruntime GPTQ actorder mse, as stored": each(
-            with_gptq(actorder=True, mse=True, stored=True)
-        ),
+        "onnxruntime RTN": each(rounded, quant=plain),
+        "onnxruntime k-quant": each(rounded, quant=library.quant_tensor_k_quant_cpu),
+        "onnxruntime GPTQ": each(gptq_of),
+        "onnxruntime GPTQ mse": each(gptq_of, mse=True),
+        "onnxruntime GPTQ actorder mse": each(gptq_of, **best),
+        "onnxruntime GPTQ mse, as stored": each(gptq_of, mse=True, stored=True),
+        "onnxruntime GPTQ actorder mse, as stored": each(gptq_of, **best, stored=True),
     }
 
 
@@ -197,56 +164,36 @@ def llmcompressor_ways() -> dict[str, Way]:
     """The GPTQModifier's parts: actorder static and damping 0.01, its defaults; FP32 scales."""
     torch = import_module("torch")
     quantization = import_module("compressed_tensors.quantization")
-    observers = import_module("llmcompressor.observers")
+    observers = import_module("llmcompressor.observers").Observer
     library = import_module("llmcompressor.modifiers.gptq.gptq_quantize")
+    settings = {"num_bits": BITS, "symmetric": False, "actorder": "static"}
+    settings |= {"strategy": "group", "group_size": GROUP}
 
-    def way(observer_name: str) -> One:
-        def prepare(weight: F32, reading: Reading) -> Callable[[], F32]:
-            args = quantization.QuantizationArgs(
-                num_bits=BITS,
-                symmetric=False,
-                strategy="group",
-                group_size=GROUP,
-                actorder="static",
-                observer=observer_name,
-            )
-            module = _module(torch, weight)
-            observer = observers.Observer.load_from_registry(
-                observer_name, base_name="weight", args=args
-            )
-            observer.attach(module)
-            # All it takes from activations is each channel's mean square: one row tells it.
-            row = np.sqrt(np.diagonal(reading.second)).astype(np.float32)
-            module(torch.from_numpy(row[None]))
-            observer.detach(module)
-            hessian = torch.from_numpy((2.0 * reading.second).astype(np.float32))
+    def one(weight: F32, reading: Reading, observer: str) -> Callable[[], F32]:
+        args = quantization.QuantizationArgs(**settings, observer=observer)
+        module = _module(torch, weight)
+        watching = observers.load_from_registry(observer, base_name="weight", args=args)
+        watching.attach(module)
+        # All it takes from activations is each channel's mean square: one row tells it.
+        module(torch.from_numpy(np.sqrt(np.diagonal(reading.second))[None].astype(np.float32)))
+        watching.detach(module)
+        hessian = torch.from_numpy((2.0 * reading.second).astype(np.float32))[None]
 
-            def quantize() -> F32:
-                with torch.no_grad():
-                    observer(module.weight)
-                    found = observer.get_qparams()
-                    made = library.quantize_weight(
-                        module.weight.data[None].clone(),
-                        hessian[None],
-                        found["scale"][None],
-                        found["zero_point"][None],
-                        None,
-                        args,
-                        percdamp=0.01,
-                    )[0][0]
-                return cast("F32", made.numpy().T)
+        def quantize() -> F32:
+            with torch.no_grad():
+                watching(module.weight)
+                found = watching.get_qparams()
+                scale, zero = found["scale"][None], found["zero_point"][None]
+                wide = module.weight.data[None].clone()
+                made, *_ = library.quantize_weight(wide, hessian, scale, zero, None, args)
+            return cast("F32", made[0].numpy().T)
 
-            return quantize
-
-        return prepare
+        return quantize
 
     return {
-        f"llmcompressor GPTQ {name}": each(way(observer))
-        for name, observer in (
-            ("minmax", "memoryless_minmax"),
-            ("mse", "memoryless_mse"),
-            ("imatrix", "imatrix_mse"),
-        )
+        "llmcompressor GPTQ minmax": each(one, observer="memoryless_minmax"),
+        "llmcompressor GPTQ mse": each(one, observer="memoryless_mse"),
+        "llmcompressor GPTQ imatrix": each(one, observer="imatrix_mse"),
     }
 
 
@@ -256,38 +203,26 @@ def gptqmodel_ways() -> dict[str, Way]:
     library = import_module("gptqmodel.quantization.gptq")
     config_of = import_module("gptqmodel").QuantizeConfig
 
-    def way(**settings: Any) -> One:
-        def prepare(weight: F32, reading: Reading) -> Callable[[], F32]:
-            config = config_of(bits=BITS, group_size=GROUP, sym=False, **settings)
-            task = library.GPTQ(_module(torch, weight), config)
-            task.quantizer.configure(perchannel=True)
-            task.add_batch(torch.from_numpy(reading.x)[None], None)
-            task.finalize_hessian()
+    def one(weight: F32, reading: Reading, **settings: Any) -> Callable[[], F32]:
+        config = config_of(bits=BITS, group_size=GROUP, sym=False, **settings)
+        task = library.GPTQ(_module(torch, weight), config)
+        task.quantizer.configure(perchannel=True)
+        task.add_batch(torch.from_numpy(reading.x)[None], None)
+        task.finalize_hessian()
 
-            def quantize() -> F32:
-                with torch.no_grad():
-                    return cast("F32", task.quantize()[0].numpy().T)
+        def quantize() -> F32:
+            with torch.no_grad():
+                return cast("F32", task.quantize()[0].numpy().T)
 
-            return quantize
+        return quantize
 
-        return prepare
-
-    by_activation = {"desc_act": True, "act_group_aware": False}
+    best: dict[str, Any] = {"mse": 2.4, "desc_act": True, "act_group_aware": False}
     return {
-        "gptqmodel": each(way()),  # act_group_aware
-        "gptqmodel mse": each(way(mse=2.4)),
-        "gptqmodel desc_act mse": each(way(mse=2.4, **by_activation)),
-        "gptqmodel desc_act static_groups mse": each(
-            way(mse=2.4, static_groups=True, **by_activation)
-        ),
+        "gptqmodel": each(one),  # act_group_aware
+        "gptqmodel mse": each(one, mse=2.4),
+        "gptqmodel desc_act mse": each(one, **best),
+        "gptqmodel desc_act static_groups mse": each(one, **best, static_groups=True),
     }
-
-
-PEERS = {
-    "onnxruntime": onnxruntime_ways,
-    "llmcompressor": llmcompressor_ways,
-    "gptqmodel": gptqmodel_ways,
-}
 
 
 def _module(torch: Any, weight: F32) -> Any:
@@ -300,14 +235,10 @@ def activations(
     hidden: list[F32], layer: Layer, config: ModelConfig
 ) -> Iterator[tuple[str, list[F32]]]:
     """What each group of the layer's linears reads, batch by batch; `hidden` moves behind it."""
-    passes = [layer_steps(x, layer, config) for x in hidden]
+    passes = [gptj.layer_steps(x, layer, config) for x in hidden]
     for reads in dict.fromkeys(spec.reads for spec in LINEARS):
-        steps = [next(one) for one in passes]
-        assert all(step.reads == reads for step in steps)
-        yield (
-            reads,
-            [step.activations().reshape(-1, step.activations().shape[-1]) for step in steps],
-        )
+        found = [next(one).activations() for one in passes]
+        yield reads, [x.reshape(-1, x.shape[-1]) for x in found]
     for place, one in enumerate(passes):
         try:
             next(one)
@@ -328,9 +259,8 @@ def reading(
     (mean, second), (fresh_mean, fresh) = _moment(shown), _moment(heldout)
     cross, square = np.outer(fresh_mean, mean), np.outer(mean, mean)
     measures = (second, fresh, second - square, fresh - cross - cross.T + square)
-    return Reading(
-        np.concatenate(shown), second, moments, dict(zip(METRICS, measures, strict=True))
-    )
+    named = dict(zip(METRICS, measures, strict=True))
+    return Reading(np.concatenate(shown), second, moments, named)
 
 
 def _moment(batches: Sequence[F32]) -> tuple[F64, F64]:
@@ -351,51 +281,39 @@ def error(weight: F32, made: F32, second: F64) -> float:
     return float(np.sum((second @ off) * off) / np.sum((second @ wide) * wide))
 
 
-def measure(
-    ways: Mapping[str, Way], weights: Weights, found: Reading
-) -> Iterator[tuple[str, str, dict[str, float]]]:
-    """Way, linear, and its errors by METRICS with the way's seconds for a linear of the group."""
-    for way, prepare in ways.items():
-        with contextlib.redirect_stdout(sys.stderr):  # some libraries talk
-            quantize = prepare(weights, found)
-            started = time.perf_counter()
-            made = quantize()
-            seconds = (time.perf_counter() - started) / len(weights)
-        for name, weight in weights.items():
-            errors = {key: error(weight, made[name], found.measures[key]) for key in METRICS}
-            yield way, name, errors | {"seconds": seconds}
-
-
 def study(
     checkpoint: Checkpoint, ways: Mapping[str, Way], texts: Sequence[I64], layers: int
 ) -> Results:
-    """Way -> linear -> errors; `texts` are windows [windows, tokens] to calibrate on and held out.
-
-    Every layer reads what the float model gives it.
-    """
+    """Way -> linear -> errors; `texts`: windows [windows, tokens] to calibrate on, and held out."""
     embedding, config = checkpoint.tensor("transformer.wte.weight"), checkpoint.config
     streams = [
         [embedding[text[i : i + BATCH]] for i in range(0, len(text), BATCH)] for text in texts
     ]
     results: Results = {way: {} for way in ways}
     for index in range(layers):
-        layer = layer_from_tensors(checkpoint.layer(index))
+        layer = gptj.layer_from_tensors(checkpoint.layer(index))
         both = (activations(stream, layer, config) for stream in streams)
         for (reads, shown), (_, heldout) in zip(*both, strict=True):
             specs = [spec for spec in LINEARS if spec.reads == reads]
             found = reading(shown, heldout, specs, config.n_embd)
             weights = {s.name: np.ascontiguousarray(layer.linears[s.name].weight.T) for s in specs}
-            for way, name, errors in measure(ways, weights, found):
-                results[way][f"{index}.{name}"] = errors
-            say(f"layer {index}: {reads}")
+            for way, prepare in ways.items():
+                with contextlib.redirect_stdout(sys.stderr):  # some libraries talk
+                    quantize = prepare(weights, found)
+                    started = time.perf_counter()
+                    made = quantize()
+                seconds = (time.perf_counter() - started) / len(weights)
+                for name, weight in weights.items():
+                    one = {key: error(weight, made[name], found.measures[key]) for key in METRICS}
+                    results[way][f"{index}.{name}"] = one | {"seconds": seconds}
+            sys.stderr.write(f"layer {index}: {reads}\n")
     return results
 
 
 def summary(results: Results) -> dict[str, dict[str, float]]:
     """Way -> geometric means over linears, seconds in all, and how OURS compares by linear.
 
-    `ours_better`: on how many linears its held-out error is less; `ratio_*`: the way's held-out
-    error over OURS, least and most.
+    `ours_better`: on how many its held-out error is less; `ratio_*`: the way's over OURS.
     """
     table: dict[str, dict[str, float]] = {}
     for way, linears in results.items():
@@ -417,24 +335,23 @@ def lines(table: Mapping[str, Mapping[str, float]], linears: int) -> Iterator[st
     yield f"{'errors in 1/1000 (c.: centred)':42}" + "".join(f"{name:>12}" for name in head)
     for way, one in table.items():
         errors = "".join(f"{1000 * one[key]:12.3f}" for key in METRICS)
-        ratios = f"{one['ratio_min']:.2f}-{one['ratio_max']:.2f}"
-        better = f"better on {one['ours_better']} of {linears}"
-        yield f"{way:42}{errors}{one['seconds']:12.1f}{ratios:>12}  {better}"
-    yield f"ratios: held-out error over that of '{OURS}', which is better on so many linears"
+        ratios = f"{one['ratio_min']:.2f}-{one['ratio_max']:.2f}{one['ours_better']:6} of {linears}"
+        yield f"{way:42}{errors}{one['seconds']:12.1f}   {ratios}"
+    yield f"ratios: of the held-out error to that of '{OURS}', which is better on so many linears"
 
 
 def available() -> tuple[dict[str, Way], dict[str, str | None]]:
     """The ways that this machine has, and each library's version, None where it is missing."""
-    ways, versions = ours(), {"edge-rt": edge_rt.__version__}
-    found: dict[str, str | None] = dict(versions)
-    for name, make in PEERS.items():
+    ways, found = ours(), cast("dict[str, str | None]", {"edge-rt": edge_rt.__version__})
+    peers = (onnxruntime_ways, llmcompressor_ways, gptqmodel_ways)
+    for name, make in zip(("onnxruntime", "llmcompressor", "gptqmodel"), peers, strict=True):
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 ways |= make()
             found[name] = metadata.version(name)
         except ImportError as problem:
             found[name] = None
-            say(f"{name} is left out: {problem}")
+            sys.stderr.write(f"{name} is left out: {problem}\n")
     found |= {"numpy": np.__version__, "python": platform.python_version()}
     return ways, found
 
@@ -460,33 +377,20 @@ def main() -> None:
     for line in lines(table, len(results[OURS])):
         sys.stdout.write(line + "\n")
     if options.json:
-        record = {
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            "commit": _git("rev-parse", "--short", "HEAD"),
-            "uncommitted_changes": bool(_git("status", "--porcelain", "--", "edge_rt")),
-            "machine": _machine(),
-            "versions": versions,
-            "windows": options.windows,
-            "tokens": options.tokens,
-            "bits": BITS,
-            "group_size": GROUP,
-            "summary": table,
-            "linears": results,
-        }
+        describe = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--exclude=*"]
+        commit = subprocess.run(describe, cwd=root, capture_output=True, text=True, check=False)
+        record: dict[str, Any] = {"date": datetime.now(timezone.utc).date().isoformat()}
+        record |= {"commit": commit.stdout.strip(), "machine": _machine(), "versions": versions}
+        record |= {"windows": options.windows, "tokens": options.tokens}
+        record |= {"summary": table, "linears": results}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
 def _machine() -> str:
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
-        name = next(line for line in lines if line.startswith("model name")).split(":")[1].strip()
-        return f"{name}, {platform.machine()}, {platform.system()}"
-    return f"{platform.machine()}, {platform.system()}"
+    facts = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", facts.read_text("ascii") if facts.is_file() else "")
+    name = found[1] if found else platform.processor()
+    return f"{name}, {platform.machine()}, {platform.system()}"
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import Any
 from edge_rt import recipes
 from edge_rt.cli import bench, generate, verify
 from edge_rt.cli.output import Commands, add_command, finish, say
-from edge_rt.cli.quantize import DEFAULT_RECIPE
 
+QUANT_RECIPE = "demo"
 ENGINE_RECIPE = "demo.cpu"
 PROMPTS = (
     "The following example shows how to",
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     quantized, bundle = options.out / "demo.quantized", options.out / "demo.bundle"
 
     say(options, "1. quantize the shipped demo checkpoint to INT4")
-    info = quantize(checkpoint, quantized, DEFAULT_RECIPE)
+    info = quantize(checkpoint, quantized, QUANT_RECIPE)
     fraction = info.quantization.fp16_fraction
     say(options, f"   {100 * fraction:.2f} % of the layers' weights stay in FP16")
     say(options, f"2. build   {bundle}")

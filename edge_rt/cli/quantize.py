@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from edge_rt.cli.output import Commands, add_command, finish, say
 
-DEFAULT_RECIPE = "int4-salient"
+DEFAULT_RECIPE = "int4"
 
 
 def add_parser(commands: Commands) -> None:
@@ -24,14 +25,22 @@ def add_parser(commands: Commands) -> None:
         metavar="NAME|FILE",
         help=f"a recipe of calib/ or a .toml file (default {DEFAULT_RECIPE})",
     )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the arithmetic runs: cpu (NumPy) or cuda (torch) (default cpu)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Quantize and report."""
-    from edge_rt.quant.pipeline import quantize
+    from edge_rt.quant.page import PAGE_FILE
+    from edge_rt.quant.pipeline import IMPORTED, LayerRun, quantize
 
     started = time.monotonic()
-    info = quantize(options.checkpoint, options.out, options.recipe)
+    layers: list[LayerRun] = []
+    info = quantize(options.checkpoint, options.out, options.recipe, options.device, layers.append)
     seconds = time.monotonic() - started
     done = info.quantization
     size_bytes = sum(entry.size_bytes for entry in info.files.values())
@@ -41,7 +50,16 @@ def run(options: argparse.Namespace) -> int:
         else f"INT4 in groups of {done.group_size}, "
         f"{100 * done.fp16_fraction:.2f} % of the layers' weights in FP16"
     )
+    if done.recipe == IMPORTED:
+        how = f"taken over from {done.method.upper()} as it is: {how}"
+    resumed = sum(layer.resumed for layer in layers)
+    peak_bytes = max(layer.peak_rss_bytes for layer in layers)
     say(options, f"{options.out}: {how}; {size_bytes / 1e6:.1f} MB, {seconds:.1f} s")
+    if resumed:
+        say(options, f"{resumed} of {len(layers)} layers were there from a run that was cut short")
+    say(options, f"at most {peak_bytes / 1e6:.0f} MB of memory in a layer")
+    if done.group_size is not None:
+        say(options, f"how each layer fared: {options.out / PAGE_FILE}")
     finish(
         options,
         {
@@ -54,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
             "size_bytes": size_bytes,
             "calibration_sha256": done.calibration_sha256,
             "duration_s": seconds,
+            "device": options.device,
+            "layers": [asdict(layer) for layer in layers],
         },
     )
     return 0

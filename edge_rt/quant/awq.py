@@ -17,6 +17,7 @@ from edge_rt.quant.gptq import errors
 from edge_rt.quant.grid import fit
 
 ALPHAS = tuple(step / 20 for step in range(20))
+_LARGEST = 65504.0  # a scaled weight: no FP16 group scale is then in danger, GPTQ's neither
 _ROWS = 1024  # outputs that the search looks at: the scale is one for all of them
 
 
@@ -56,14 +57,18 @@ def search(
     """The best of ALPHAS for `weights`, each float32 [inputs, outputs], that read one activation.
 
     `hessian` float64 [inputs, inputs] as in gptq, `magnitude` float64 [inputs]. Ties go to the
-    smaller exponent, so that what does not help is not done.
+    smaller exponent, so that what does not help is not done; an exponent that would lift a weight
+    beyond FP16's range is left out.
     """
     xp = array_namespace(hessian)
     hessian = xp.astype(hessian, xp.float32)
     stacked = xp.concat([_sample(weight) for weight in weights], axis=1)
+    reach = xp.max(xp.stack([_reach(weight) for weight in weights]), axis=0)
     best, found = float("inf"), Scaling(0.0, scales(magnitude, 0.0, salient))
     for alpha in ALPHAS:
         factors = scales(magnitude, alpha, salient)[:, None]
+        if alpha and float(xp.max(reach * factors[:, 0])) > _LARGEST:
+            continue
         scaled = stacked * factors
         rounded = fit(scaled, salient, group_size, qmax).rounded(scaled, salient)
         error = float(xp.sum(errors(stacked - rounded / factors, hessian)))
@@ -75,3 +80,9 @@ def search(
 def _sample(weight: Array) -> Array:
     step = -(-weight.shape[1] // _ROWS)
     return weight[:, ::step]
+
+
+def _reach(weight: Array) -> Array:
+    """The largest magnitude of each channel's weights [inputs]."""
+    xp = array_namespace(weight)
+    return xp.maximum(xp.max(weight, axis=1), -xp.min(weight, axis=1))

@@ -74,7 +74,7 @@ circle.before { fill: var(--page); stroke: var(--grey); stroke-width: 1.5; }
 circle.after { fill: var(--blue); }
 rect.kept { fill: var(--blue); } rect.gone { fill: var(--pale); }
 rect.worse { fill: var(--orange); } rect.track { fill: var(--track); }
-.ticks { stroke: var(--blue); vector-effect: non-scaling-stroke; }
+.ticks { stroke: var(--blue); }
 .scroll { overflow-x: auto; }
 table { width: 100%; border-collapse: collapse; font-size: 13px; line-height: 1.35;
   font-variant-numeric: tabular-nums; }
@@ -86,11 +86,14 @@ tbody th { font: 12px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans
 th:first-child[rowspan], th.name { text-align: left; }
 tbody th[rowspan] { font: inherit; font-weight: 600; }
 tbody { border-top: 1px solid var(--rule); break-inside: avoid; }
-@media (max-width: 760px) { main { padding: 32px 18px; }
+@media screen and (max-width: 760px) { main { padding: 32px 18px; }
   dl, .panels { grid-template-columns: minmax(0, 1fr); } }
 @media print { @page { margin: 14mm; } body { font-size: 11pt; print-color-adjust: exact;
     -webkit-print-color-adjust: exact; }
-  main { padding: 0; max-width: none; } h2, .key { break-after: avoid; } table { font-size: 8pt; }
+  main { padding: 0; max-width: none; } table { font-size: 8pt; }
+  h2, section > p { break-after: avoid; }
+  .tiles { grid-template-columns: repeat(3, 1fr); gap: 24px; } .panels { gap: 20px 28px; }
+  section { margin-top: 36px; } p, dl div, li { break-inside: avoid; }
   th, td { padding: 2px 5px; } .tiles strong { font-size: 30pt; } .scroll { overflow: visible; } }
 """
 
@@ -277,8 +280,8 @@ def channel_map(name: str, rows: Sequence[ChannelRow], width: int, unit: int) ->
         _text(bars, 12, f"their activations, {TIMES} mean", "start"),
     ]
     labelled = range(0, len(rows), 1 if len(rows) <= 48 else 4)
-    stroke = max(1.3, strip / width)
     scale = strip / width
+    stroke = max(1.0, 1.3 / scale)  # in channels
     for index, row in enumerate(rows):
         y = top + pitch * index
         if index in labelled:

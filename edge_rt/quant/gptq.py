@@ -128,9 +128,10 @@ def _descend(
         for offset, (channel, curvature) in enumerate(zip(channels, curvatures, strict=True)):
             if curvature <= 0.0:
                 continue  # never active: any value does
-            before = xp.asarray(result[channel], copy=True)
-            result[channel] = grid.round(before + pull[offset] / curvature, group)
-            pull[offset + 1 :] -= inner[offset + 1 :, offset][:, None] * (result[channel] - before)
+            before = result[channel]
+            after = grid.round(before + pull[offset] / curvature, group)
+            pull[offset + 1 :] -= inner[offset + 1 :, offset][:, None] * (after - before)
+            result[channel] = after
         error[channels] = weight[channels] - result[channels]
 
 

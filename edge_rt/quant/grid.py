@@ -35,9 +35,7 @@ class Grid:
 
     def round(self, values: Array, group: int) -> Array:
         """The nearest values of the grid for `values` [channels, outputs] of one group."""
-        xp = array_namespace(values)
-        scale, zero = self.scales[group], self.zeros[group]
-        return (xp.clip(xp.round(values / scale) + zero, 0, self.qmax) - zero) * scale
+        return _on_grid(values, self.scales[group], self.zeros[group], self.qmax)
 
     def set(self, group: int, scale: Array, zero: Array) -> None:
         """Replace one group's scale and zero point, each [outputs]."""
@@ -123,8 +121,12 @@ def _scale(low: Array, high: Array, qmax: int) -> tuple[Array, Array]:
     return scale, xp.clip(xp.round(-low / scale), 0, qmax)
 
 
+def _on_grid(values: Array, scale: Array, zero: Array, qmax: int) -> Array:
+    # Methods that NumPy and torch share: called for every channel, where looking up the array
+    # namespace costs more than the arithmetic.
+    return (((values / scale).round() + zero).clip(0, qmax) - zero) * scale
+
+
 def _error(weight: Array, scale: Array, zero: Array, qmax: int, importance: Array) -> Array:
-    xp = array_namespace(weight)
-    rounded = (xp.clip(xp.round(weight / scale) + zero, 0, qmax) - zero) * scale
-    difference = weight - rounded
+    difference = weight - _on_grid(weight, scale, zero, qmax)
     return importance @ (difference * difference)

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +42,14 @@ from edge_rt.quant.calibration import sample_sequences
 from edge_rt.quant.layer import QuantizedLayer, dequantized
 from edge_rt.quant.pack import QuantizedLinear, to_half
 from edge_rt.quant.packed import PackedCheckpoint, is_packed
+from edge_rt.quant.page import PAGE_FILE, render
 from edge_rt.quant.report import LinearReport
 from edge_rt.quant.source import FloatLayers, Layers, PackedLayers, QuantizedLayers
 from edge_rt.recipes import QuantRecipe
 from edge_rt.storage import atomic_directory, list_files, sha256_file, write_json
 from edge_rt.tokenizer import Tokenizer
+
+IMPORTED = "imported"  # the recipe of a checkpoint that was quantized elsewhere
 
 GOLDEN_PROMPTS = 4
 GOLDEN_TOKENS = 32
@@ -105,6 +108,8 @@ def quantize(
             layers=reports,
             files=list_files(partial),
         )
+        (partial / PAGE_FILE).write_text(render(info), encoding="utf-8")
+        info = replace(info, files=list_files(partial))
         write_json(partial / store.MARKER, asdict(info))
     return info
 
@@ -149,7 +154,7 @@ def _summary(
     fraction = weights.fp16 / weights.all
     if isinstance(checkpoint, PackedCheckpoint):
         return QuantizationSummary(
-            "imported", checkpoint.method, 4, checkpoint.group_size, fraction, None
+            IMPORTED, checkpoint.method, 4, checkpoint.group_size, fraction, None
         )
     is_float = recipe.method == "float"
     return QuantizationSummary(
@@ -173,6 +178,8 @@ def _write_tensors(
     # An engine reads FP16; only the baseline keeps what FP16 cannot hold.
     to_stored = store.lossless if isinstance(layers, FloatLayers) else to_half
     stored_wte = to_stored(checkpoint.tensor("transformer.wte.weight"), "the embedding")
+    original_head = _head(checkpoint)
+    to_stored(original_head.weight, "lm_head.weight")  # refused now rather than after hours
     golden_tokens = sample_sequences(tokens, GOLDEN_PROMPTS, min(GOLDEN_TOKENS, config.n_positions))
     golden = stored_wte[golden_tokens].astype(np.float32)
     weights, reports = _WeightCount(), []
@@ -184,7 +191,7 @@ def _write_tensors(
         weights.add(made.layer, made.linears)
         reports.append(made.reports)
         watch(run)
-    head = layers.head(_head(checkpoint))
+    head = layers.head(original_head)
     stored_head = to_stored(head.weight, "lm_head.weight")
     store.save_outer(out, stored_wte, head, stored_head, config)
     head = Head(head.ln_weight, head.ln_bias, stored_head.astype(np.float32), head.bias)

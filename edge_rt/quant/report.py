@@ -11,8 +11,9 @@ class LinearReport:
 
     `output_error`: after each step that the recipe took (rtn, rtn_salient, awq_salient and the
     last one), the mean square error that rounding added to the linear's outputs, as a fraction of
-    their variance. `weight_error`: the Frobenius norm of the weights' change over that of the
-    weights. `awq_alpha`: AWQ's exponent, None without AWQ. `salient`: the FP16 channels, and
+    their variance (of their mean square where no bias is corrected, without GPTQ).
+    `weight_error`: the Frobenius norm of the weights' change over that of the weights.
+    `awq_alpha`: AWQ's exponent, None without AWQ. `salient`: the FP16 channels, and
     `magnitude_ratio`: the mean |activation| of those over that of all channels.
     """
 

@@ -26,7 +26,7 @@ from edge_rt.quant.layer import (
     on_device,
     quantize_layer,
 )
-from edge_rt.quant.pack import QMAX, QuantizedLinear
+from edge_rt.quant.pack import QMAX, QuantizedLinear, to_half
 from edge_rt.quant.packed import PackedCheckpoint
 from edge_rt.recipes import QuantRecipe
 
@@ -105,7 +105,7 @@ class QuantizedLayers:
         step = max(1, device.batch_tokens // length)
         batches = [windows[i : i + step] for i in range(0, len(windows), step)]
         wte = checkpoint.tensor("transformer.wte.weight")
-        half = wte.astype(np.float16).astype(np.float32)
+        half = to_half(wte, "the embedding").astype(np.float32)
         self._checkpoint = checkpoint
         self._streams = Streams(
             [device.array(wte[batch]) for batch in batches],

@@ -94,7 +94,7 @@ def test_no_activation_at_all_is_not_scaled() -> None:
 def test_search_is_the_plain_formulation(salient: list[int]) -> None:
     """The same exponent; where two are equally good, one whose float64 error is as low."""
     rng = np.random.default_rng(1)
-    chosen = []
+    chosen: list[float] = []
     same = 0
     for _ in range(12):
         inputs = int(rng.integers(31, 50))
@@ -153,6 +153,24 @@ def test_an_activation_far_out(salient: list[int]) -> None:
     assert (found.scales > 0).all()
     errors = plain_errors([weight], x, magnitude, salient)
     assert errors[round(found.alpha * 20)] <= errors[0] * (1 + 1e-5)
+
+
+def test_no_weight_is_lifted_beyond_fp16() -> None:
+    """In an output that the search does not look at, where unscaled weights would do."""
+    rng = np.random.default_rng(6)
+    x = activations(rng, 100, 20)
+    x[:, 5] *= 100
+    hessian, magnitude = moments(x)
+    weight = normal(rng, 20, 1100)
+    free = awq.search([weight], hessian, magnitude, [], group_size=GROUP, qmax=QMAX)
+    assert free.scales[5] > 3
+    weight[5, 1] = -30000.0
+    held = awq.search([weight], hessian, magnitude, [], group_size=GROUP, qmax=QMAX)
+    assert 0 < held.alpha < free.alpha
+    assert 30000 * held.scales[5] <= 65504
+    weight[5, 1] = -70000.0
+    held = awq.search([weight], hessian, magnitude, [], group_size=GROUP, qmax=QMAX)
+    assert held.alpha == 0.0
 
 
 def test_many_outputs_are_sampled() -> None:

@@ -31,9 +31,7 @@ def test_windows_are_spread_without_overlap() -> None:
 
 def test_a_seed_draws_other_windows_each_time() -> None:
     text = np.arange(10_000)
-    drawn = {
-        seed: sample_sequences(text, sequences=20, length=100, seed=seed) for seed in range(5)
-    }
+    drawn = {seed: sample_sequences(text, sequences=20, length=100, seed=seed) for seed in range(5)}
     for seed, windows in drawn.items():
         starts = windows[:, 0]
         assert (starts % 100 == 0).all()
@@ -209,20 +207,21 @@ def test_finite_activations_pass() -> None:
 
 def test_what_linears_read_is_what_transformers_feed_them(demo_checkpoint: Path) -> None:
     tokens = np.random.default_rng(0).integers(1, 3072, (6, 48))
-    model = GPTJForCausalLM.from_pretrained(demo_checkpoint, dtype=torch.float32).eval()
+    model: Any = GPTJForCausalLM.from_pretrained(demo_checkpoint, dtype=torch.float32)
+    model.eval()
     seen: dict[tuple[int, str], F32] = {}
     modules = {"ln_1": "attn.q_proj", "attention": "attn.out_proj", "gelu": "mlp.fc_out"}
 
-    def watch(layer: int, reads: str) -> None:
+    def watch(index: int, reads: str) -> None:
         def hook(_module: object, inputs: tuple[Any, ...]) -> None:
-            seen[layer, reads] = inputs[0].numpy()
+            seen[index, reads] = inputs[0].numpy()
 
-        block = model.transformer.h[layer]
+        block = model.transformer.h[index]
         block.get_submodule(modules[reads]).register_forward_pre_hook(hook)
 
-    for layer in (0, 1):
+    for index in (0, 1):
         for reads in modules:
-            watch(layer, reads)
+            watch(index, reads)
     with torch.no_grad():
         model(torch.from_numpy(tokens))
 

@@ -242,45 +242,39 @@ def assert_stored(weight: F32, grid: Grid, salient: Sequence[int]) -> None:
     np.testing.assert_allclose(stored.dequantize(len(weight)).T, weight, rtol=1e-6, atol=1e-9)
 
 
-def degenerate(name: str, rng: np.random.Generator) -> tuple[F32, F64]:
-    """Weight and activations of 70 channels in groups of 32."""
-    weight, x = normal(rng, 70, 6), correlated(rng, 200, 70)
-    match name:
-        case "zero group":
-            weight[32:64] = 0.0
-        case "zero weights":
-            weight[:] = 0.0
-        case "dead channel":
-            x[:, 5] = 0.0
-        case "dead group":
-            x[:, 32:64] = 0.0
-        case "all dead":
-            x[:] = 0.0
-        case "constant channel":
-            x[:, 5] = 100.0
-        case "equal channels":
-            x[:] = x[:, :1]
-        case "weight outlier":
-            weight[40, 2] = 1e4
-        case "activation outlier":
-            x[:, 40] *= 1e4
-        case "one sample":
-            x = x[:1]
-        case "tiny":
-            weight, x = weight * np.float32(1e-6), x * 1e-12
+def changed(weight: F32, x: F64, name: str) -> tuple[F32, F64]:
+    rows, columns, factor, added = DEGENERATE[name]
+    if name.endswith("activations"):
+        x[:, columns] = x[:, columns] * factor + added
+    else:
+        weight[columns, rows] = weight[columns, rows] * factor + added
     return weight, x
 
 
+EVERY, CHANNEL, MIDDLE = slice(None), slice(40, 41), slice(32, 64)
+# Which outputs and channels of 70 in groups of 32, what they are multiplied with, what is added.
+DEGENERATE = {
+    "a group of zero weights": (EVERY, MIDDLE, 0.0, 0.0),
+    "zero weights": (EVERY, EVERY, 0.0, 0.0),
+    "equal weights": (EVERY, EVERY, 0.0, 0.37),
+    "a weight far out": (slice(2, 3), CHANNEL, 0.0, 1e4),
+    "tiny weights": (EVERY, EVERY, 1e-6, 0.0),
+    "a dead channel's activations": (EVERY, CHANNEL, 0.0, 0.0),
+    "a dead group's activations": (EVERY, MIDDLE, 0.0, 0.0),
+    "no activations": (EVERY, EVERY, 0.0, 0.0),
+    "constant activations": (EVERY, CHANNEL, 0.0, 100.0),
+    "far out activations": (EVERY, CHANNEL, 1e4, 0.0),
+    "equal activations": (EVERY, EVERY, 0.0, 3.0),
+    "tiny activations": (EVERY, EVERY, 1e-12, 0.0),
+}
+
+
+@pytest.mark.parametrize("tokens", [1, 200])
 @pytest.mark.parametrize("salient", [[], [5, 40], [*range(32, 64)], [*range(70)]])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "zero group", "zero weights", "dead channel", "dead group", "all dead", "constant channel",
-        "equal channels", "weight outlier", "activation outlier", "one sample", "tiny",
-    ],
-)  # fmt: skip
-def test_degenerate_input(name: str, salient: list[int]) -> None:
-    weight, x = degenerate(name, np.random.default_rng(6))
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_degenerate_input(name: str, salient: list[int], tokens: int) -> None:
+    rng = np.random.default_rng(6)
+    weight, x = changed(normal(rng, 70, 6), correlated(rng, tokens, 70), name)
     hessian = moment(x)
     found, grid = gptq(weight, hessian, salient, group_size=32, qmax=QMAX)
     assert_stored(found, grid, salient)

@@ -23,9 +23,9 @@ channels = st.integers(1, 30)
 plain_floats = st.floats(-100, 100, width=32)
 
 
-def weights(draw: st.DrawFn, inputs: int) -> F32:
-    shape = (inputs, draw(st.integers(1, 3)))
-    return draw(hnp.arrays(np.float32, shape, elements=plain_floats))
+def weights(data: st.DataObject, inputs: int) -> F32:
+    shape = (inputs, data.draw(st.integers(1, 3)))
+    return data.draw(hnp.arrays(np.float32, shape, elements=plain_floats))
 
 
 def one_output(weight: F64, importance: F64 | None, qmax: int) -> tuple[float, float, float]:
@@ -89,7 +89,7 @@ def test_fit_is_the_plain_formulation(weighted: bool, qmax: int) -> None:
 
 @given(st.data(), channels)
 def test_a_level_is_its_own_nearest(data: st.DataObject, inputs: int) -> None:
-    weight = weights(data.draw, inputs)
+    weight = weights(data, inputs)
     grid = fit(weight, [], GROUP, 15)
     rounded = grid.rounded(weight, [])
     np.testing.assert_array_equal(grid.rounded(rounded, []), rounded)
@@ -97,7 +97,7 @@ def test_a_level_is_its_own_nearest(data: st.DataObject, inputs: int) -> None:
 
 @given(st.data(), channels)
 def test_round_takes_the_nearest_level(data: st.DataObject, inputs: int) -> None:
-    weight = weights(data.draw, inputs)
+    weight = weights(data, inputs)
     grid = fit(weight, [], inputs, 15, np.ones(inputs, np.float32))
     levels = (np.arange(16)[:, None] - grid.zeros[0]) * grid.scales[0].astype(np.float64)
     nearest = np.abs(levels[:, None, :] - weight).min(axis=0)
@@ -107,7 +107,7 @@ def test_round_takes_the_nearest_level(data: st.DataObject, inputs: int) -> None
 
 @given(st.data(), channels)
 def test_importance_never_makes_its_own_error_larger(data: st.DataObject, inputs: int) -> None:
-    weight = weights(data.draw, inputs)
+    weight = weights(data, inputs)
     importance = data.draw(
         hnp.arrays(np.float32, inputs, elements=st.floats(0, 1000, width=32))
     ).astype(np.float32)

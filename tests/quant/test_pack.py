@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge_rt.errors import CheckpointError
-from edge_rt.quant.pack import QuantizedLinear, pack_nibbles, quantize_rtn, unpack_nibbles
+from edge_rt.quant.grid import Grid
+from edge_rt.quant.pack import (
+    QuantizedLinear,
+    pack,
+    pack_nibbles,
+    quantize_rtn,
+    scale_outputs,
+    unpack_nibbles,
+)
 
 NONE = np.zeros(0, np.int32)
 GROUP = 32
@@ -131,3 +139,68 @@ def test_small_weights_are_not_rounded_away(sigma: float) -> None:
     w = np.random.default_rng(2).normal(0, sigma, (8, 128)).astype(np.float32)
     error = quantize_rtn(w, NONE, GROUP).dequantize(128) - w
     assert np.linalg.norm(error) / np.linalg.norm(w) < 0.12
+
+
+def a_grid(rng: np.random.Generator) -> tuple[Grid, np.ndarray, np.ndarray]:
+    """Of 70 inputs and 5 outputs, with levels uint8 [5, 70] and the weights [5, 70] they mean."""
+    scales = rng.uniform(0.001, 2, (3, 5)).astype(np.float16).astype(np.float32)
+    zeros = rng.integers(0, 16, (3, 5)).astype(np.float32)
+    levels = rng.integers(0, 16, (5, 70)).astype(np.uint8)
+    owner = np.arange(70) // GROUP
+    weight = (levels - zeros.T[:, owner]) * scales.T[:, owner]
+    return Grid(scales, zeros, GROUP, 15), levels, weight.astype(np.float32)
+
+
+def test_every_level_is_packed_as_it_is() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        grid, levels, weight = a_grid(rng)
+        salient = np.array([2, 64], np.int32)
+        weight[:, salient] = rng.normal(size=(5, 2)).astype(np.float16)
+        bias = rng.normal(size=5).astype(np.float32)
+        linear = pack(weight, grid, salient, bias)
+        rest = np.delete(np.arange(70), salient)
+        stored = unpack_nibbles(linear.qweight)
+        np.testing.assert_array_equal(stored[:, rest], levels[:, rest])
+        for column in (*salient, *range(70, 96)):
+            np.testing.assert_array_equal(stored[:, column], grid.zeros[column // GROUP])
+        np.testing.assert_array_equal(linear.dequantize(70), weight)
+        np.testing.assert_array_equal(linear.scales, grid.scales.T)
+        np.testing.assert_array_equal(linear.bias, bias)
+        assert (linear.post_scale == 1).all()
+
+
+def test_without_a_bias_it_is_zero() -> None:
+    assert quantize_rtn(np.ones((3, 8), np.float32), NONE, GROUP).bias.tolist() == [0.0] * 3
+
+
+def test_scaled_outputs() -> None:
+    """The weights and bias are multiplied, to what FP16 holds; the levels are those before."""
+    rng = np.random.default_rng(4)
+    weight, bias = rng.normal(size=(5, 70)).astype(np.float32), rng.normal(size=5)
+    linear = quantize_rtn(weight, np.array([7], np.int32), GROUP, bias.astype(np.float32))
+    factors = np.array([1.0, 0.37, 25.0, 1e-3, 3.0], np.float32)
+    scaled = scale_outputs(linear, factors)
+    np.testing.assert_array_equal(scaled.qweight, linear.qweight)
+    np.testing.assert_array_equal(scaled.zeros, linear.zeros)
+    np.testing.assert_array_equal(scaled.post_scale, linear.post_scale)
+    expected = linear.dequantize(70).astype(np.float64) * factors[:, None]
+    # 2**-24 apart at the lower end, and a weight is up to 15 scales.
+    np.testing.assert_allclose(scaled.dequantize(70), expected, rtol=2**-11, atol=15 * 2.0**-25)
+    np.testing.assert_allclose(scaled.bias, bias * factors, rtol=1e-6)
+    assert scale_outputs(linear, np.ones(5, np.float32)) is linear
+
+
+def test_outputs_scaled_to_nothing_keep_a_scale() -> None:
+    linear = quantize_rtn(np.ones((2, 8), np.float32), NONE, GROUP)
+    scaled = scale_outputs(linear, np.array([1e-9, 1.0], np.float32))
+    assert (scaled.scales > 0).all()
+    assert np.abs(scaled.dequantize(8)[0]).max() < 1e-6
+
+
+def test_outputs_scaled_beyond_fp16_are_refused() -> None:
+    linear = quantize_rtn(np.ones((2, 8), np.float32), np.array([1], np.int32), GROUP)
+    with pytest.raises(CheckpointError, match="the scale of a group holds"):
+        scale_outputs(linear, np.array([1e7, 1.0], np.float32))
+    with pytest.raises(CheckpointError, match="a salient channel holds"):
+        scale_outputs(linear, np.array([1e5, 1.0], np.float32))

@@ -30,6 +30,17 @@ def test_two_runs_write_the_same_bytes(
         assert (again / name).read_bytes() == (demo_quantized / name).read_bytes(), name
 
 
+class Scaled(torch.nn.Module):
+    """An activation whose outputs are multiplied by a scale."""
+
+    def __init__(self, act: torch.nn.Module, scale: torch.Tensor) -> None:
+        super().__init__()
+        self.act, self.scale = act, scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x) * self.scale
+
+
 @pytest.mark.parametrize("is_demo", [True, False], ids=["demo", "random"])
 def test_golden_logits_are_those_of_transformers_with_the_dequantized_weights(
     random_gptj: Callable[..., Path],
@@ -42,7 +53,7 @@ def test_golden_logits_are_those_of_transformers_with_the_dequantized_weights(
     checkpoint, directory = demo_checkpoint, demo_quantized
     if not is_demo:  # float32 weights, none of which FP16 holds exactly
         checkpoint, directory = random_gptj(80, 2, 12), tmp_path / "q"
-        quantize(checkpoint, directory, recipe())
+        quantize(checkpoint, directory, recipe("gptq", awq="true"))
     model = GPTJForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -50,12 +61,27 @@ def test_golden_logits_are_those_of_transformers_with_the_dequantized_weights(
     state = model.state_dict()
     state["transformer.wte.weight"].copy_(torch.from_numpy(quantized.embedding()))
     state["lm_head.weight"].copy_(torch.from_numpy(quantized.head().weight))
+    state["lm_head.bias"].copy_(torch.from_numpy(quantized.head().bias))
     for index in range(quantized.info.model.n_layer):
-        layer = quantized.layer(index)
+        layer, block = quantized.layer(index), model.transformer.h[index]
+        block.ln_1.weight.data.copy_(torch.from_numpy(layer.ln_weight))
+        block.ln_1.bias.data.copy_(torch.from_numpy(layer.ln_bias))
         for spec in LINEARS:
-            parts = np.split(layer.linears[spec.name].weight, len(spec.tensors))
-            for name, part in zip(spec.tensors, parts, strict=True):
-                state[f"transformer.h.{index}.{name}"].copy_(torch.from_numpy(part))
+            linear = layer.linears[spec.name]
+            assert linear.bias is not None
+            assert linear.post_scale is not None
+            weights = np.split(linear.weight, len(spec.tensors))
+            biases = np.split(linear.bias, len(spec.tensors))
+            for name, weight, bias in zip(spec.tensors, weights, biases, strict=True):
+                # GPT-J's attention has no biases of its own.
+                module = torch.nn.Linear(weight.shape[1], weight.shape[0])
+                module.weight.data = torch.from_numpy(weight)
+                module.bias.data = torch.from_numpy(bias)
+                block.set_submodule(name.removesuffix(".weight"), module)
+            if spec.gelu:
+                block.mlp.act = Scaled(block.mlp.act, torch.from_numpy(linear.post_scale))
+            else:
+                assert (linear.post_scale == 1).all()
     golden = Golden.load(directory / GOLDEN_FILE)
     assert len(golden.prompts) == 4
     for prompt in golden.prompts:
@@ -74,10 +100,13 @@ def test_linears_of_one_input_share_its_salient_channels(demo_quantized: Path) -
         assert (idx["mlp_fc_out"] >= 0).sum() == 16
 
 
-def test_int4_weights_are_off_by_little(demo_checkpoint: Path, demo_quantized: Path) -> None:
+def test_int4_weights_are_off_by_little(
+    demo_checkpoint: Path, recipe: Callable[..., str], tmp_path: Path
+) -> None:
     """Worse than FP16, but 4 bits have not been mixed up."""
     floats = load_file(demo_checkpoint / "model.safetensors")
-    layer = QuantizedCheckpoint.open(demo_quantized).layer(0)
+    quantize(demo_checkpoint, tmp_path / "q", recipe())
+    layer = QuantizedCheckpoint.open(tmp_path / "q").layer(0)
     weight = floats["transformer.h.0.mlp.fc_in.weight"].astype(np.float32)
     error = layer.linears["mlp_fc_in"].weight - weight
     assert 0.01 < np.linalg.norm(error) / np.linalg.norm(weight) < 0.2
@@ -187,7 +216,8 @@ def test_a_failed_run_keeps_the_last_result(
         (None, "no quantized checkpoint"),
         ("{", "not valid JSON"),
         ('{"schema_version": 99}', "schema version 99"),
-        ('{"schema_version": 1, "modle": {}}', "did you mean 'model'"),
+        ('{"schema_version": 1}', "schema version 1, .* quantize the checkpoint again"),
+        ('{"schema_version": 2, "modle": {}}', "did you mean 'model'"),
     ],
 )
 def test_a_damaged_quantized_checkpoint(tmp_path: Path, content: str | None, message: str) -> None:

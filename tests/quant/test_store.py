@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from edge_rt.errors import CheckpointError
 from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.gptj import LINEARS, Head, Layer, Linear, ModelConfig
 from edge_rt.quant import store
+from edge_rt.quant.layer import QuantizedLayer
 from edge_rt.quant.pack import quantize_rtn
 from edge_rt.quant.pipeline import quantize
+from edge_rt.quant.report import LinearReport
 from edge_rt.quant.store import QuantInfo, QuantizedCheckpoint
 from edge_rt.recipes import QuantRecipe
 
@@ -39,7 +42,7 @@ CONFIG = ModelConfig(
 
 def checkpoint(directory: Path) -> QuantizedCheckpoint:
     summary = QuantizationSummary("own", "rtn", 4, 32, 0.01, None)
-    return QuantizedCheckpoint(directory, QuantInfo(CONFIG, QuantRecipe(), summary, "0", {}))
+    return QuantizedCheckpoint(directory, QuantInfo(CONFIG, QuantRecipe(), summary, "0", [], {}))
 
 
 def random_layer() -> Layer:
@@ -64,8 +67,11 @@ def test_a_layer_comes_back_quantized_where_it_was_quantized(tmp_path: Path) -> 
     salient = np.array([1, 23], np.int32)
     post_scale = np.linspace(0.5, 2, 40, dtype=np.float32)
     fc_in = layer.linears["mlp_fc_in"]
-    quantized = quantize_rtn(fc_in.weight, salient, 32, fc_in.bias, post_scale)
-    store.save_layer(tmp_path, 0, layer, {"mlp_fc_in": quantized})
+    quantized = replace(quantize_rtn(fc_in.weight, salient, 32, fc_in.bias), post_scale=post_scale)
+    report = LinearReport("mlp_fc_in", {"rtn": 0.25}, 0.1, None, [1, 23], 3.5)
+    made = QuantizedLayer(layer, {"mlp_fc_in": quantized}, [report])
+    store.save_layer(tmp_path, 0, made)
+    assert store.load_layer(tmp_path, 0, CONFIG).reports == [report]
     found = checkpoint(tmp_path).layer(0)
     np.testing.assert_array_equal(found.ln_weight, layer.ln_weight)
     np.testing.assert_array_equal(found.ln_bias, layer.ln_bias)
