@@ -42,7 +42,7 @@ from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.device import Device
 from edge_rt.model.gptj import F32, LINEARS, Layer, Linear, LinearSpec, ModelConfig
 from edge_rt.quant.calibration import Moments, sample_sequences
-from edge_rt.quant.gptq import gptq
+from edge_rt.quant.gptq import ROUNDS, gptq
 from edge_rt.quant.grid import fit
 from edge_rt.quant.group import GroupQuantizer
 from edge_rt.quant.pipeline import calibration_tokens
@@ -117,9 +117,9 @@ def ours() -> dict[str, Way]:
     return {
         "edge_rt RTN": each(rtn),
         "edge_rt GPTQ, one sweep": each(alone, rounds=0, kept=0.0),
-        OURS: each(alone, rounds=2, kept=0.0),
+        OURS: each(alone, rounds=ROUNDS, kept=0.0),
         "edge_rt AWQ + GPTQ": functools.partial(group, fraction=0.0),
-        "edge_rt GPTQ, 1 % FP16": each(alone, rounds=2, kept=SALIENT),
+        "edge_rt GPTQ, 1 % FP16": each(alone, rounds=ROUNDS, kept=SALIENT),
         "edge_rt AWQ + GPTQ, 1 % FP16": functools.partial(group, fraction=SALIENT),
     }
 

@@ -157,18 +157,27 @@ def measure(
     started = time.monotonic()
     fp16 = score(study, Task(None, 16, 0))
     say(f"fp16: perplexity {np.exp(fp16.mean()):.4f} ({time.monotonic() - started:.0f} s)")
-    scores: dict[int, dict[str, list[F64]]] = {b: {name: [] for name in VARIANTS} for b in bits}
+    scores: dict[int, dict[str, dict[int, F64]]] = {b: {n: {} for n in VARIANTS} for b in bits}
     todo = [task for b in bits for task in tasks(study, b)]
     for done, (task, nll) in enumerate(run(study, todo, workers), 1):
         assert task.name is not None
-        scores[task.bits][task.name].append(nll)
+        scores[task.bits][task.name][task.seed] = nll
         elapsed = time.monotonic() - started
         say(
             f"{done}/{len(todo)} {task.name}, {task.bits} bits, seed {task.seed}: "
             f"{np.exp(nll.mean()):.4f} ({elapsed:.0f} s, about "
             f"{elapsed / done * (len(todo) - done):.0f} s to go)"
         )
-    tables = {b: {"bits": b, **table(fp16, scores[b])} for b in bits}
+    # By seed, not as they came in: the intervals draw seeds by their place.
+    tables = {
+        b: {
+            "bits": b,
+            **table(
+                fp16, {name: [of[seed] for seed in sorted(of)] for name, of in scores[b].items()}
+            ),
+        }
+        for b in bits
+    }
     checkpoint = Checkpoint.open(study.checkpoint)
     count = len(fp16) * (checkpoint.config.n_positions - 1)
     return {

@@ -1,9 +1,9 @@
 """GPTQ: rounding one input channel after another, each absorbing the errors of those before it.
 
 Frantar et al., GPTQ (2022), in the form of Chee et al., QuIP (2023, theorem 6): with the Hessian
-H = (U + I) D (U + I)^T, U strictly upper triangular, channel j is rounded after adding the earlier
+H = (I + U) D (I + U)^T, U strictly upper triangular, channel j is rounded after adding the earlier
 channels' errors times U[:, j]. One factorization, no inverse. Then rounds of coordinate descent
-lower the same objective, tr(E H E^T), for levels and scales in turn (Behdin et al., QuantEase,
+lower the same objective, tr(E^T H E), for levels and scales in turn (Behdin et al., QuantEase,
 2023, for the levels).
 
 Salient channels come last: they are not rounded to levels, so they take up what is left.
@@ -19,7 +19,9 @@ from array_api_compat import array_namespace, device
 from edge_rt.model.device import Array
 from edge_rt.quant.grid import Grid, as_half, fit, fit_group
 
-DAMPING = 0.01  # of the Hessian's mean diagonal, as in GPTQ
+# Of the mean diagonal. GPTQ takes 0.01; with the descent, which fits the calibration text more
+# closely, 0.1 gave the least error on held-out text (0.2 the same, 0.4 more).
+DAMPING = 0.1
 ROUNDS = 4  # of the gain of many more rounds, the first brings half and four nearly all
 
 
@@ -36,18 +38,20 @@ def gptq(
 
     `hessian` float64 [inputs, inputs] is the second moment of its inputs (or their covariance,
     where a bias takes up the mean). Returns the quantized weight and its grid. An output whose
-    error is not lower than round-to-nearest's takes the rounded weights.
+    error is higher than round-to-nearest's takes the rounded weights.
     """
     xp = array_namespace(weight)
     hessian32 = xp.astype(hessian, xp.float32)
+    stable = damped(hessian, salient)
+    stable32 = xp.astype(stable, xp.float32)
     plain_grid = fit(weight, salient, group_size, qmax)
     plain = plain_grid.rounded(weight, salient)
     importance = xp.linalg.diagonal(hessian32)
     grid = fit(weight, salient, group_size, qmax, importance)
-    result = _sweep(weight, hessian, importance, salient, grid)
+    result = _sweep(weight, stable, importance, salient, grid)
     for _ in range(rounds):
-        _descend(weight, result, hessian32, salient, grid)
-        _absorb(weight, result, hessian, salient)
+        _descend(weight, result, stable32, salient, grid)
+        _absorb(weight, result, stable, salient)
     worse = errors(weight - result, hessian32) > errors(weight - plain, hessian32)
     result = xp.where(worse, plain, result)
     grid.scales = xp.where(worse, plain_grid.scales, grid.scales)
@@ -61,19 +65,26 @@ def errors(difference: Array, hessian: Array) -> Array:
     return xp.sum((hessian @ difference) * difference, axis=0)
 
 
-def feedback(hessian: Array, order: Sequence[int]) -> Array:
-    """U of H = (U + I) D (U + I)^T for the damped `hessian` with its channels in `order`.
+def damped(hessian: Array, salient: Sequence[int]) -> Array:
+    """A copy of `hessian` with DAMPING of the other channels' mean added to its diagonal.
 
-    A channel that is never active gets the mean of the others' diagonal: its weights do not matter.
+    Without it, a channel that hardly varies on the calibration text could take any weight. Salient
+    channels do not count: a few of them can be hundreds of times as active as the rest.
     """
     xp = array_namespace(hessian)
-    damped = hessian[order, :][:, order]
-    diagonal = xp.linalg.diagonal(damped)
-    mean = float(xp.mean(diagonal)) or 1.0
-    every = list(range(len(damped)))
-    damped[every, every] = xp.where(diagonal > 0.0, diagonal, mean) + DAMPING * mean
+    result = xp.asarray(hessian, copy=True)
+    every = list(range(len(result)))
+    counted = sorted(set(every) - set(np.asarray(salient).tolist())) or every
+    mean = float(xp.mean(xp.linalg.diagonal(hessian)[counted]))
+    result[every, every] += DAMPING * mean or 1.0
+    return result
+
+
+def unit_upper_factor(hessian: Array, order: Sequence[int]) -> Array:
+    """I + U of H = (I + U) D (I + U)^T, U strictly upper, for `hessian`'s channels in `order`."""
+    xp = array_namespace(hessian)
     # An upper factor is the lower one of the matrix read backwards.
-    upper = xp.flip(xp.linalg.cholesky(xp.flip(damped)))
+    upper = xp.flip(xp.linalg.cholesky(xp.flip(hessian[order, :][:, order])))
     unit = upper / xp.linalg.diagonal(upper)
     return xp.astype(unit, xp.float32)
 
@@ -85,7 +96,7 @@ def _sweep(
     xp = array_namespace(weight)
     groups = _groups(weight.shape[0], salient, grid.group_size)
     order = [channel for channels in groups for channel in channels] + list(salient)
-    unit = feedback(hessian, order)
+    unit = unit_upper_factor(hessian, order)
     errors_so_far = xp.zeros(tuple(weight.shape), dtype=weight.dtype, device=device(weight))
     result = xp.zeros(tuple(weight.shape), dtype=weight.dtype, device=device(weight))
     start = 0
@@ -126,8 +137,6 @@ def _descend(
         result[channels] = rescaled
         curvatures = xp.linalg.diagonal(inner).tolist()
         for offset, (channel, curvature) in enumerate(zip(channels, curvatures, strict=True)):
-            if curvature <= 0.0:
-                continue  # never active: any value does
             before = result[channel]
             after = grid.round(before + pull[offset] / curvature, group)
             pull[offset + 1 :] -= inner[offset + 1 :, offset][:, None] * (after - before)
@@ -161,9 +170,6 @@ def _absorb(weight: Array, result: Array, hessian: Array, salient: Sequence[int]
     rest = [c for c in range(weight.shape[0]) if c not in set(channels)]
     error = xp.astype(weight[rest] - result[rest], xp.float64)
     inner = hessian[channels, :][:, channels]
-    every = list(range(len(channels)))
-    floor = DAMPING * float(xp.mean(xp.linalg.diagonal(inner)))
-    inner[every, every] += floor or 1.0
     owed = xp.linalg.solve(inner, hessian[channels, :][:, rest] @ error)
     for offset, channel in enumerate(channels):
         value = weight[channel] + xp.astype(owed[offset], xp.float32)

@@ -57,7 +57,10 @@ class QuantizedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupQuantizer:
-    """One recipe; `qmax` is the highest level. Random channels, for comparison, are `rng`'s."""
+    """One recipe, for one layer; `qmax` is the highest level.
+
+    Random channels, for comparison, are `rng`'s.
+    """
 
     recipe: QuantRecipe
     device: Device

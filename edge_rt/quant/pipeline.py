@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import resource
 import shutil
 import time
@@ -81,6 +82,7 @@ def quantize(
     Raises CheckpointError for a checkpoint and ConfigError for a recipe or device that cannot be
     used; `out` then stays as it was. `watch` is told of each layer that is done.
     """
+    _check_out(out)
     recipe, text = recipes.quantization(recipe_name)
     device = Device.open(device_name)
     packed = is_packed(source)
@@ -116,12 +118,17 @@ def quantize(
 
 def calibration_tokens(text: Path, tokenizer: Path, config: ModelConfig) -> npt.NDArray[np.int64]:
     """The text as tokens of the model; ConfigError or CheckpointError where they do not fit."""
+    if text.exists() and not (text.is_file() or text.is_dir()):
+        # It is read more than once, and a pipe gives its text only once.
+        raise ConfigError(f"calibration text {text} is no regular file; save it as one")
     try:
         content = text.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"calibration text {text} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"calibration text {text} is not UTF-8 text: {error}") from error
+    except ValueError as error:  # a zero byte in its name
+        raise ConfigError(f"calibration text {str(text)!r} cannot be read: {error}") from error
     tokens = np.array(Tokenizer.load(tokenizer).encode(content), np.int64)
     if tokens.size and tokens.max() >= config.vocab_size:
         raise CheckpointError(
@@ -129,6 +136,19 @@ def calibration_tokens(text: Path, tokenizer: Path, config: ModelConfig) -> npt.
             f"has {config.vocab_size}; they do not belong together"
         )
     return tokens
+
+
+def _check_out(out: Path) -> None:
+    """ConfigError for a directory that only the end of the work would find wrong."""
+    place = Path(os.path.realpath(out))
+    if not place.name:
+        raise ConfigError(f"{out} is the root directory; choose another directory")
+    try:
+        str(place).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{place} is not UTF-8, and ONNX reads no such path; choose another directory"
+        ) from error
 
 
 def _resume_key(source: Path, recipe: QuantRecipe, text: Path, device: str) -> str:
@@ -209,7 +229,7 @@ def _layer(
     """Layer `index`: made and written, or as an earlier run of the same job wrote it."""
     started = time.monotonic()
     _forget_peak_rss()
-    resumed = (out / graph.layer_file(index)).is_file()
+    resumed = store.has_layer(out, index)  # one that is damaged is made again
     if resumed:
         made = store.load_layer(out, index, config)
         layers.resume(index, made.layer, made.linears)

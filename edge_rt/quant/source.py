@@ -111,17 +111,19 @@ class QuantizedLayers:
             [device.array(wte[batch]) for batch in batches],
             [device.array(half[batch]) for batch in batches],
         )
-        rng = np.random.default_rng(shown.seed)
-        self._quantizer = GroupQuantizer(recipe, device, rng, qmax)
+        self._recipe, self._device, self._qmax = recipe, device, qmax
 
     def make(self, index: int) -> QuantizedLayer:
         """Quantize the layer."""
         layer = layer_from_tensors(self._checkpoint.layer(index))
-        return quantize_layer(layer, self._streams, self._checkpoint.config, self._quantizer)
+        # Of the layer, not of the run: a run that goes on draws what a whole one would.
+        rng = np.random.default_rng([self._recipe.calibration.seed, index])
+        quantizer = GroupQuantizer(self._recipe, self._device, rng, self._qmax)
+        return quantize_layer(layer, self._streams, self._checkpoint.config, quantizer)
 
     def resume(self, index: int, layer: Layer, linears: Mapping[str, QuantizedLinear]) -> None:
         """Move the calibration text behind the layer."""
-        config, device = self._checkpoint.config, self._quantizer.device
+        config, device = self._checkpoint.config, self._device
         original = on_device(layer_from_tensors(self._checkpoint.layer(index)), device)
         stored = on_device(dequantized(layer, linears), device)
         self._streams.floats = advance(self._streams.floats, original, config)
@@ -133,10 +135,9 @@ class QuantizedLayers:
         As for every linear (Moments.target), but nothing is rounded to levels: the head only makes
         up for what the layers have lost.
         """
-        quantizer, config = self._quantizer, self._checkpoint.config
-        if quantizer.recipe.method != "gptq":
+        device, config = self._device, self._checkpoint.config
+        if self._recipe.method != "gptq":
             return head
-        device = quantizer.device
         norm = device.array(head.ln_weight), device.array(head.ln_bias)
         moments: Moments | None = None
         for q, f in zip(self._streams.quantized, self._streams.floats, strict=True):

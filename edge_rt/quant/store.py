@@ -7,8 +7,9 @@ the directory belongs to no engine.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ from edge_rt.storage import FileEntry, check_files, check_names, read_json, writ
 
 MARKER = "quant.json"
 SCHEMA_VERSION = 2
-_REPORTS = "edge_rt.reports"  # in a layer file's metadata
+# In a layer file's metadata: the reports, and a SHA-256 of them and the tensors. Under one key, as
+# safetensors writes several in no fixed order.
+_LAYER = "edge_rt.layer"
 
 Array = npt.NDArray[np.generic]
 F32 = npt.NDArray[np.float32]
@@ -86,8 +89,33 @@ def save_layer(directory: Path, index: int, made: QuantizedLayer) -> None:
             if linear.bias is not None:
                 parts["bias"] = linear.bias
         tensors.update({f"{prefix}.{name}.{part}": value for part, value in parts.items()})
-    reports = json.dumps([asdict(report) for report in made.reports])
-    _save(directory / layer_file(index), tensors, {_REPORTS: reports})
+    reports = [asdict(report) for report in made.reports]
+    facts = json.dumps({"reports": reports, "sha256": _digest(tensors, reports)})
+    _save(directory / layer_file(index), tensors, {_LAYER: facts})
+
+
+def has_layer(directory: Path, index: int) -> bool:
+    """Whether save_layer's file is there, and holds what save_layer wrote."""
+    path = directory / layer_file(index)
+    if not path.is_file():
+        return False
+    try:
+        tensors, metadata = _load(path)
+        facts = json.loads(metadata[_LAYER])
+        return bool(
+            all(name.startswith(f"h.{index}.") for name in tensors)
+            and facts["sha256"] == _digest(tensors, facts["reports"])
+        )
+    except (CheckpointError, KeyError, TypeError, ValueError):
+        return False
+
+
+def _digest(tensors: Mapping[str, Array], reports: object) -> str:
+    digest = hashlib.sha256(json.dumps(reports).encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
 
 
 def load_layer(directory: Path, index: int, config: ModelConfig) -> QuantizedLayer:
@@ -109,7 +137,7 @@ def load_layer(directory: Path, index: int, config: ModelConfig) -> QuantizedLay
     layer = Layer(tensors[f"{prefix}.ln_1.weight"], tensors[f"{prefix}.ln_1.bias"], linears)
     reports = [
         settings.from_table(LinearReport, table, str(path))
-        for table in json.loads(metadata.get(_REPORTS, "[]"))
+        for table in json.loads(metadata.get(_LAYER, '{"reports": []}'))["reports"]
     ]
     return QuantizedLayer(layer, quantized, reports)
 

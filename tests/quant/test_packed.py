@@ -1,180 +1,35 @@
-"""Checkpoints packed by other programs: every weight is what the layout's definition says.
-
-The packers here are written from the definitions, place by place, and share nothing with edge_rt.
-"""
+"""Checkpoints packed by other programs: every weight is what the layout's definition says."""
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from fakes.packed import (
+    ACT,
+    BY_GPTQMODEL,
+    F64,
+    FC_OUT,
+    MODULES,
+    PACKS,
+    Q_PROJ,
+    Array,
+    Make,
+    Packed,
+    gptq_tensors,
+    leave_float,
+)
+from safetensors.numpy import save_file
 from transformers import GPTJForCausalLM
 
-from edge_rt.errors import CheckpointError
 from edge_rt.model import gptj
 from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.quant.pack import QuantizedLinear, unpack_nibbles
 from edge_rt.quant.packed import PackedCheckpoint, is_packed
-
-Array = npt.NDArray[Any]
-F64 = npt.NDArray[np.float64]
-
-MODULES = {
-    "attn_qkv": ("attn.q_proj", "attn.k_proj", "attn.v_proj"),
-    "mlp_fc_in": ("mlp.fc_in",),
-    "attn_out": ("attn.out_proj",),
-    "mlp_fc_out": ("mlp.fc_out",),
-}
-NAMES = [name for names in MODULES.values() for name in names]
-Q_PROJ = "transformer.h.1.attn.q_proj"
-FC_OUT = "transformer.h.1.mlp.fc_out"
-ACT = "transformer.h.1.mlp.act.scales"
-AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
-GPTQ = {"quant_method": "gptq", "bits": 4, "desc_act": False, "sym": False}
-V2 = GPTQ | {"checkpoint_format": "gptq_v2"}
-BY_GPTQMODEL = GPTQ | {"meta": {"quantizer": ["optimum:1.24.0", "gptqmodel:2.0.0"]}}
-AWQ_SLOTS = {0: 0, 2: 1, 4: 2, 6: 3, 1: 4, 3: 5, 5: 6, 7: 7}
-
-
-@dataclass
-class Source:
-    """One quantized linear: q [N, K], zeros and scales [N, G], the group of each input [K]."""
-
-    q: Array
-    zeros: Array
-    scales: Array
-    owner: Array
-
-    @property
-    def weight(self) -> F64:
-        scales = self.scales.astype(np.float64)[:, self.owner]
-        return (self.q.astype(np.float64) - self.zeros[:, self.owner]) * scales
-
-
-def random_source(seed: int, n: int, k: int, group: int, lowest: int = 0) -> Source:
-    rng = np.random.default_rng(seed)
-    group = k if group == -1 else group
-    groups = -(-k // group)
-    return Source(
-        q=rng.integers(0, 16, (n, k)),
-        zeros=rng.integers(lowest, 16, (n, groups)),
-        scales=rng.uniform(0.002, 0.02, (n, groups)).astype(np.float16),
-        owner=np.arange(k) // group,
-    )
-
-
-def along_columns(values: Array, slots: dict[int, int]) -> Array:
-    """[rows, 8 c] -> int32 [rows, c]; `slots` is the nibble of each of eight places."""
-    words = np.zeros((values.shape[0], values.shape[1] // 8), np.int64)
-    for column in range(values.shape[1]):
-        words[:, column // 8] += values[:, column] * 16 ** slots[column % 8]
-    return words.astype(np.uint32).view(np.int32)
-
-
-def awq_tensors(source: Source) -> dict[str, Array]:
-    return {
-        "qweight": along_columns(source.q.T, AWQ_SLOTS),
-        "qzeros": along_columns(source.zeros.T, AWQ_SLOTS),
-        "scales": np.ascontiguousarray(source.scales.T),
-    }
-
-
-def gptq_tensors(source: Source, less: int) -> dict[str, Array]:
-    places = {place: place for place in range(8)}
-    return {
-        "qweight": np.ascontiguousarray(along_columns(source.q, places).T),
-        "qzeros": along_columns(source.zeros.T - less, places),
-        "scales": np.ascontiguousarray(source.scales.T),
-        "g_idx": source.owner.astype(np.int32),
-    }
-
-
-Pack = Callable[[Source], dict[str, Array]]
-PACKS: dict[str, tuple[dict[str, Any], Pack, int]] = {
-    "awq": (AWQ, awq_tensors, 0),
-    "gptq": (GPTQ, lambda source: gptq_tensors(source, 1), 1),
-    "gptq_v2": (V2, lambda source: gptq_tensors(source, 0), 0),
-}
-
-
-@dataclass
-class Packed:
-    """A packed directory in the making: what will be written, and what is in it."""
-
-    directory: Path
-    origin: Path
-    tensors: dict[str, Array]
-    sources: dict[str, Source]
-    config: dict[str, Any]
-    quantization: dict[str, Any]
-
-    def write(self, file: str = "model.safetensors", *, own: str | None = None) -> Path:
-        config = dict(self.config)
-        if own is None:
-            config["quantization_config"] = self.quantization
-        else:
-            (self.directory / own).write_text(json.dumps(self.quantization))
-        (self.directory / "config.json").write_text(json.dumps(config))
-        save_file(self.tensors, self.directory / file)
-        return self.directory
-
-    def replace(self, module: str, source: Source, pack: Pack) -> None:
-        self.sources[module] = source
-        self.tensors |= {f"{module}.{name}": value for name, value in pack(source).items()}
-
-
-Make = Callable[..., Packed]
-
-
-@pytest.fixture(scope="module")
-def origin_of(random_gptj: Callable[..., Path]) -> Callable[..., Path]:
-    """As random_gptj, made once for the same sizes; not to be written to."""
-    return functools.cache(random_gptj)
-
-
-@pytest.fixture
-def make(tmp_path: Path, origin_of: Callable[..., Path]) -> Make:
-    """A random GPT-J of two layers, packed by `kind`; nothing is written yet."""
-
-    def build(
-        kind: str, group: int = 32, sizes: tuple[Any, ...] = (64, 2, 16), origin: Path | None = None
-    ) -> Packed:
-        origin = origin or origin_of(*sizes)
-        table, pack, lowest = PACKS[kind]
-        config = json.loads((origin / "config.json").read_text())
-        tensors = load_file(origin / "model.safetensors")
-        packed = Packed(tmp_path, origin, tensors, {}, config, table | {"group_size": group})
-        for index in range(config["n_layer"]):
-            for seed, name in enumerate(NAMES):
-                module = f"transformer.h.{index}.{name}"
-                n, k = tensors.pop(f"{module}.weight").shape
-                packed.replace(module, random_source(10 * index + seed, n, k, group, lowest), pack)
-        return packed
-
-    return build
-
-
-def refused(directory: Path, *parts: str) -> None:
-    """Opening it, or reading its layers, fails, and the message has every one of `parts`."""
-    with pytest.raises(CheckpointError) as caught:
-        read_all(directory)
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def read_all(directory: Path) -> None:
-    checkpoint = PackedCheckpoint.open(directory)
-    for index in range(checkpoint.config.n_layer):
-        checkpoint.layer(index)
 
 
 def assert_exact(packed: Packed, checkpoint: PackedCheckpoint) -> None:
@@ -385,15 +240,6 @@ def test_scales_in_a_wider_type(make: Make) -> None:
     assert_exact(packed, PackedCheckpoint.open(packed.write()))
 
 
-def leave_float(packed: Packed, module: str) -> Array:
-    for name in [name for name in packed.tensors if name.startswith(f"{module}.")]:
-        if not name.endswith(".bias"):
-            del packed.tensors[name]
-    weight = load_file(packed.origin / "model.safetensors")[f"{module}.weight"]
-    packed.tensors[f"{module}.weight"] = weight
-    return weight
-
-
 @pytest.mark.parametrize("kind", PACKS)
 def test_modules_left_in_float(make: Make, kind: str) -> None:
     packed = make(kind)
@@ -480,215 +326,3 @@ def test_tied_head(make: Make) -> None:
     np.testing.assert_array_equal(
         checkpoint.tensor("lm_head.weight"), packed.tensors["transformer.wte.weight"]
     )
-
-
-def test_is_packed(make: Make) -> None:
-    packed = make("gptq")
-    assert not is_packed(packed.origin)
-    assert not is_packed(packed.directory)
-    assert is_packed(packed.write())
-
-
-def test_the_float_reader_refuses_it(make: Make) -> None:
-    with pytest.raises(CheckpointError, match=r"no tensor .*q_proj\.weight"):
-        Checkpoint.open(make("gptq").write())
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes", "parts"),
-    [
-        ("awq", {"version": "gemv"}, ("awq", "'gemv'", '"version": "GEMM"')),
-        ("awq", {"version": "gemv_fast"}, ("'gemv_fast'", "'gemm'")),
-        ("awq", {"version": "marlin"}, ("'marlin'",)),
-        ("awq", {"version": "exllama"}, ("'exllama'",)),
-        ("awq", {"version": "ipex"}, ("'ipex'",)),
-        ("gptq", {"checkpoint_format": "marlin"}, ("gptq", "'marlin'", "GPTQModel")),
-        ("gptq", {"format": "bitblas"}, ("'bitblas'",)),
-        ("gptq", {"is_marlin_format": True}, ("'marlin'",)),
-        ("gptq", {"checkpoint_format": 3}, ("layout 3",)),
-        ("gptq", {"bits": 8}, ("bits 8", "4 bits")),
-        ("gptq", {"bits": "4"}, ("bits '4'",)),
-        ("gptq", {"bits": None}, ("bits None",)),
-        ("awq", {"bits": 3}, ("bits 3",)),
-        ("gptq", {"quant_method": "bitsandbytes"}, ("'bitsandbytes'", "edge-rt quantize")),
-        ("gptq", {"quant_method": None}, ("quant_method None",)),
-        ("gptq", {"group_size": 16}, ("group_size 16", "multiples of 32")),
-        ("gptq", {"group_size": 100}, ("group_size 100",)),
-        ("gptq", {"group_size": 0}, ("group_size 0",)),
-        ("gptq", {"group_size": "128"}, ("group_size '128'",)),
-        ("gptq", {"group_size": 64}, ("qzeros", "shape [2, ", "expected [1, ")),
-        ("awq", {"group_size": -1}, ("qzeros", "expected [1, ")),
-        ("gptq", {"sym": True}, ("sym true", "qzeros", "gptq_v2")),
-    ],
-)  # fmt: skip
-def test_foreign_schemes(
-    make: Make, kind: str, changes: dict[str, Any], parts: tuple[str, ...]
-) -> None:
-    packed = make(kind)
-    packed.quantization |= changes
-    refused(packed.write(), *parts)
-
-
-@pytest.mark.parametrize("kind", PACKS)
-@pytest.mark.parametrize("part", ["qweight", "qzeros", "scales"])
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        (lambda value: None, ("no tensor", "model.safetensors")),
-        (lambda value: value[:-1], ("has shape", "expected", "model.safetensors")),
-        (lambda value: value.astype(np.int64), ("is I64", "expected one of", "model.safetensors")),
-    ],
-    ids=["missing", "shape", "dtype"],
-)
-def test_wrong_tensors(
-    make: Make,
-    kind: str,
-    part: str,
-    change: Callable[[Array], Array | None],
-    parts: tuple[str, ...],
-) -> None:
-    packed = make(kind)
-    name = f"{Q_PROJ}.{part}"
-    value = change(packed.tensors.pop(name))
-    if value is not None:
-        packed.tensors[name] = value
-    refused(packed.write(), name, *parts)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "parts"),
-    [
-        ("gptq", f"{Q_PROJ}.lora_A.weight", ("2 layers",)),
-        ("gptq", "transformer.h.2.attn.q_proj.qweight", ("2 layers",)),
-        ("gptq", ACT, ("2 layers",)),
-        ("awq", f"{Q_PROJ}.g_idx", ("2 layers",)),
-        ("gptq", "transformer.wte.qweight", ("2 layers",)),
-        ("gptq", f"{Q_PROJ}.weight", ("2 layers",)),
-        ("gptq", "lm_head.qweight", ("head", "lm_head false", "edge-rt quantize")),
-        ("awq", "lm_head.qweight", ("head",)),
-    ],
-)
-def test_extra_tensors(make: Make, kind: str, name: str, parts: tuple[str, ...]) -> None:
-    packed = make(kind)
-    shape = (64, 64) if name.endswith(".weight") else (256,)
-    packed.tensors[name] = np.ones(shape, np.float16)
-    refused(packed.write(), name if name != f"{Q_PROJ}.weight" else Q_PROJ, *parts)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("awq", f"{Q_PROJ}.scales"),
-        ("gptq", f"{FC_OUT}.scales"),
-        ("awq", ACT),
-        ("gptq", f"{FC_OUT}.bias"),
-    ],
-)
-def test_values_that_are_not_finite(make: Make, kind: str, name: str, value: float) -> None:
-    packed = make(kind)
-    tensor = packed.tensors.setdefault(name, np.ones(256, np.float16))
-    tensor.reshape(-1)[3] = value
-    refused(packed.write(), name, "model.safetensors", "1 value")
-
-
-def test_scales_that_float16_would_round(make: Make) -> None:
-    packed = make("gptq")
-    scales = packed.tensors[f"{Q_PROJ}.scales"].astype(np.float32)
-    scales[0, 0] = 0.1
-    packed.tensors[f"{Q_PROJ}.scales"] = scales
-    refused(packed.write(), f"{Q_PROJ}.scales", "exactly", "float16")
-
-
-def test_scale_of_zero_behind_gelu(make: Make) -> None:
-    packed = make("awq")
-    packed.tensors[ACT] = np.zeros(256, np.float16)
-    refused(packed.write(), ACT, "a scale of 0")
-
-
-def test_scales_behind_a_float_fc_in(make: Make) -> None:
-    packed = make("awq")
-    leave_float(packed, "transformer.h.1.mlp.fc_in")
-    packed.tensors[ACT] = np.full(256, 2, np.float16)
-    refused(packed.write(), ACT, "mlp.fc_in", "not quantized")
-    packed.tensors[ACT] = np.ones(256, np.float16)
-    layer, quantized = PackedCheckpoint.open(packed.write()).layer(1)
-    assert layer.linears["mlp_fc_in"].post_scale is None
-    assert "mlp_fc_in" not in quantized
-
-
-@pytest.mark.parametrize("spread", ["all", "two"])
-def test_desc_act_is_refused(make: Make, spread: str) -> None:
-    packed = make("gptq")
-    source = packed.sources[FC_OUT]
-    if spread == "all":
-        source.owner = np.random.default_rng(0).permutation(source.owner)
-    else:
-        source.owner[[0, 40]] = source.owner[[40, 0]]
-    packed.replace(FC_OUT, source, PACKS["gptq"][1])
-    packed.quantization["desc_act"] = True
-    refused(packed.write(), f"{FC_OUT}.g_idx", "desc_act", "edge-rt quantize")
-
-
-@pytest.mark.parametrize("value", [-1, 8, 7])
-def test_g_idx_out_of_range(make: Make, value: int) -> None:
-    packed = make("gptq")
-    packed.tensors[f"{FC_OUT}.g_idx"][0:32] = value
-    refused(packed.write(), f"{FC_OUT}.g_idx", "groups 0 to 7")
-
-
-def test_desc_act_without_g_idx(make: Make) -> None:
-    packed = make("gptq")
-    packed.quantization["desc_act"] = True
-    del packed.tensors[f"{FC_OUT}.g_idx"]
-    refused(packed.write(), f"{FC_OUT}.g_idx", "no tensor")
-
-
-def test_zero_point_fifteen_of_the_first_format(make: Make) -> None:
-    packed = make("gptq")
-    packed.tensors[f"{Q_PROJ}.qzeros"][0, 0] |= 15
-    refused(packed.write(), f"{Q_PROJ}.qzeros", "1 zero points as 15", "gptq_v2", "sym true")
-
-
-def test_symmetric_zeros_of_the_other_format(make: Make) -> None:
-    """Some checkpoints store 8 exactly and say 'gptq': every weight would be off by a scale."""
-    packed = make("gptq_v2")
-    packed.quantization |= {"checkpoint_format": "gptq", "sym": True}
-    for module in packed.sources:
-        packed.tensors[f"{module}.qzeros"][:] = np.uint32(0x88888888).astype(np.int32)
-    refused(packed.write(), "zero point 9", "gptq_v2")
-
-
-def test_widths_that_do_not_fill_words(make: Make) -> None:
-    packed = make("gptq", 32, (64, 2, 16))
-    packed.config["n_inner"] = 84
-    refused(packed.write(), "mlp.fc_in", "84")
-
-
-def test_float_weights_that_say_packed(make: Make) -> None:
-    packed = make("gptq")
-    packed.tensors = load_file(packed.origin / "model.safetensors")
-    refused(packed.write(), "no qweight", "quantization_config")
-
-
-def test_not_packed_at_all(make: Make) -> None:
-    refused(make("gptq").origin, "not quantized", "edge-rt quantize")
-
-
-@pytest.mark.parametrize("table", [[1], "awq", 3])
-def test_quantization_config_that_is_no_object(make: Make, table: object) -> None:
-    packed = make("gptq")
-    packed.quantization = table  # type: ignore[assignment]
-    refused(packed.write(), "quantization_config", "object")
-
-
-def test_damaged_files(make: Make, tmp_path: Path) -> None:
-    packed = make("gptq")
-    file = packed.write() / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-4])
-    refused(tmp_path, "model.safetensors", "damaged")
-    file.unlink()
-    refused(tmp_path, "no weights", "gptq_model-4bit-32g.safetensors")
-    (tmp_path / "config.json").unlink()
-    refused(tmp_path, "config.json")
-    refused(tmp_path / "absent", "does not exist")

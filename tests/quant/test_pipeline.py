@@ -9,13 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fakes.packed import MODULES, Make
 from safetensors.numpy import load_file, save_file
 from transformers import GPTJForCausalLM
 
+from edge_rt.bench.perplexity import of_checkpoint, of_quantized, score_model
 from edge_rt.errors import CheckpointError, ConfigError, EdgeRTError
 from edge_rt.golden import GOLDEN_FILE, Golden
+from edge_rt.model.checkpoint import Checkpoint
+from edge_rt.model.device import Device, DeviceName
 from edge_rt.model.gptj import LINEARS
-from edge_rt.quant.pipeline import quantize
+from edge_rt.quant.pipeline import quantize, reference_logits
 from edge_rt.quant.store import QuantizedCheckpoint
 
 
@@ -225,3 +229,51 @@ def test_a_damaged_quantized_checkpoint(tmp_path: Path, content: str | None, mes
         (tmp_path / "quant.json").write_text(content)
     with pytest.raises(CheckpointError, match=message):
         QuantizedCheckpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq"])
+def test_a_packed_checkpoint_is_taken_over_bit_by_bit(
+    make: Make, demo_checkpoint: Path, recipe: Callable[..., str], tmp_path: Path, kind: str
+) -> None:
+    packed = make(kind)
+    shutil.copy(demo_checkpoint / "tokenizer.json", packed.directory)
+    info = quantize(packed.write(), tmp_path / "q", recipe("gptq", awq="true"))
+    done = info.quantization
+    assert (done.recipe, done.method, done.bits, done.group_size) == ("imported", kind, 4, 32)
+    assert done.fp16_fraction == 0.0
+    stored = QuantizedCheckpoint.open(tmp_path / "q")
+    stored.check_files()
+    for index in range(2):
+        for name, modules in MODULES.items():
+            sources = [packed.sources[f"transformer.h.{index}.{module}"] for module in modules]
+            expected = np.concatenate([source.weight for source in sources])
+            np.testing.assert_array_equal(stored.layer(index).linears[name].weight, expected)
+    prompt = Golden.load(tmp_path / "q" / GOLDEN_FILE).prompts[0]
+    logits = reference_logits(stored, prompt.tokens[None].astype(np.int64))
+    np.testing.assert_allclose(logits[0, prompt.start :], prompt.logits, atol=1e-5)
+    assert "Nothing was measured" in (tmp_path / "q" / "quality.html").read_text()
+
+
+def test_torch_and_numpy_agree(demo_checkpoint: Path, small_recipe: Path, tmp_path: Path) -> None:
+    """Within 1 % of the perplexity that rounding costs, although single levels may differ.
+
+    A product summed in another order may tip a weight over; what follows it then differs too.
+    """
+    devices: tuple[DeviceName, ...] = ("cpu", "torch-cpu")
+    found = []
+    for device in devices:
+        quantize(demo_checkpoint, tmp_path / device, str(small_recipe), device)
+        found.append(QuantizedCheckpoint.open(tmp_path / device))
+    tokens = np.random.default_rng(0).integers(1, 3072, (8, 64))
+    logits = [reference_logits(one, tokens) for one in found]
+    original = Checkpoint.open(demo_checkpoint)
+    exact = score_model(of_checkpoint(original), tokens, Device.open()).nll.sum()
+    scores = [score_model(of_quantized(one), tokens, Device.open()).nll.sum() for one in found]
+    assert abs(scores[0] - scores[1]) <= 0.01 * exact
+    for index in range(4):
+        for spec in LINEARS:
+            a, b = (one.layer(index).linears[spec.name].weight for one in found)
+            assert np.linalg.norm(a - b) <= 0.05 * np.linalg.norm(a)
+    assert np.abs(logits[0] - logits[1]).mean() <= 0.1 * np.abs(logits[0]).mean()
+    for one in found:
+        assert one.info.recipe == found[0].info.recipe
