@@ -117,8 +117,9 @@ class CalibrationText:
 class QuantRecipe:
     """How a checkpoint is quantized; one file in calib/ each.
 
-    `method` rounds to nearest (rtn) or each channel for what the others' errors leave (gptq);
-    float keeps every weight. `awq` scales channels by their activations before. `salient` says
+    `method` rounds to nearest (rtn), or each channel for what the others' errors leave, towards
+    weights that also make up for the layers before, with corrected biases and head (gptq); float
+    keeps every weight. `awq` scales channels by their activations before. `salient` says
     which channels stay in FP16: those of largest activations, or, to compare with, those of
     largest weights or random ones.
     """

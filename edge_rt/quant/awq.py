@@ -30,7 +30,7 @@ class Scaling:
 
 
 def scales(magnitude: Array, alpha: float, salient: Sequence[int]) -> Array:
-    """`magnitude` [inputs] ** `alpha` as float32, with a geometric middle of 1.
+    """`magnitude` [inputs] ** `alpha` as float32; the geometric middle of what is rounded is 1.
 
     A channel that is hardly ever active is held at a ten-thousandth of the mean.
     """
@@ -39,9 +39,11 @@ def scales(magnitude: Array, alpha: float, salient: Sequence[int]) -> Array:
     if mean == 0.0:
         return xp.ones_like(xp.astype(magnitude, xp.float32))
     result = xp.clip(magnitude / mean, 1e-4, None) ** alpha
-    result = result / xp.sqrt(xp.max(result) * xp.min(result))
-    # They stay in FP16: nothing is gained, and the others' middle would move.
-    result[list(salient)] = 1.0
+    left_out = set(salient)
+    rounded = [channel for channel in range(len(result)) if channel not in left_out]
+    if rounded:
+        result = result / xp.sqrt(xp.max(result[rounded]) * xp.min(result[rounded]))
+    result[list(salient)] = 1.0  # they stay in FP16: scaling them gains nothing
     return xp.astype(result, xp.float32)
 
 
