@@ -269,6 +269,27 @@ def check_files(
             raise error(f"{file} was altered: its SHA-256 differs; {remedy}")
 
 
+def read_text(path: Path, what: str) -> str:
+    """The text of a file, its line ends as they are; ConfigError, which calls it `what`."""
+    # A pipe would give its text only once, and a device without end.
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{what} {path} is no regular file; save it as one")
+    try:
+        content = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} {path} is not UTF-8 text ({error}); convert it") from error
+    except ValueError as error:  # a zero byte in its name
+        raise ConfigError(f"{what} {str(path)!r} cannot be read: {error}") from error
+    if "\0" in content:
+        raise ConfigError(
+            f"{what} {path} is a binary file: it has a zero byte at character "
+            f"{content.index(chr(0))}; give plain text"
+        )
+    return content
+
+
 def write_json(path: Path, table: object) -> None:
     """Write indented JSON with sorted keys; ValueError for NaN and infinities."""
     text = json.dumps(table, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)

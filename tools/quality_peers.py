@@ -45,7 +45,7 @@ from edge_rt.quant.calibration import Moments, sample_sequences
 from edge_rt.quant.gptq import ROUNDS, gptq
 from edge_rt.quant.grid import fit
 from edge_rt.quant.group import GroupQuantizer
-from edge_rt.quant.pipeline import calibration_tokens
+from edge_rt.quant.pipeline import text_tokens
 from edge_rt.quant.salient import salient_channels
 from edge_rt.recipes import QuantRecipe
 
@@ -369,7 +369,7 @@ def main() -> None:
     checkpoint = Checkpoint.open(options.checkpoint)
     config, texts = checkpoint.config, []
     for name in ("calibration.txt", "heldout.txt"):
-        tokens = calibration_tokens(recipes.data_dir("calib") / name, options.checkpoint, config)
+        tokens = text_tokens(recipes.data_dir("calib") / name, options.checkpoint, config)
         texts.append(sample_sequences(tokens, options.windows, options.tokens))
     ways, versions = available()
     results = study(checkpoint, ways, texts, options.layers or config.n_layer)

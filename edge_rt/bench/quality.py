@@ -31,7 +31,7 @@ from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.device import Device, DeviceName
 from edge_rt.model.gptj import LINEARS, Layer, ModelConfig, in_features, layer_tensors
 from edge_rt.quant.layer import dequantized
-from edge_rt.quant.pipeline import calibration_tokens
+from edge_rt.quant.pipeline import text_tokens
 from edge_rt.quant.salient import salient_count
 from edge_rt.quant.source import QuantizedLayers
 from edge_rt.recipes import CalibrationText, QuantRecipe
@@ -114,7 +114,8 @@ def run(study: Study, todo: Sequence[Task], workers: int) -> Iterator[tuple[Task
 def score(study: Study, task: Task) -> F64:
     """Make one model and score it: nats a predicted token, [windows]."""
     checkpoint = Checkpoint.open(study.checkpoint)
-    heldout = _tokens(study.heldout, study.checkpoint, checkpoint.config)[: study.tokens]
+    heldout = _tokens(study.heldout, study.checkpoint, checkpoint.config, "held-out text")
+    heldout = heldout[: study.tokens]
     if task.name is None:
         model = of_checkpoint(checkpoint)
     else:
@@ -143,7 +144,7 @@ def _quantized(checkpoint: Checkpoint, recipe: QuantRecipe, study: Study, qmax: 
 
 
 # Hundreds of tasks read the same two texts.
-_tokens = functools.lru_cache(maxsize=4)(calibration_tokens)
+_tokens = functools.lru_cache(maxsize=4)(text_tokens)
 
 
 def _half(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edge_rt.cli.output import Commands, add_command, finish, positive, say
 from edge_rt.errors import CheckpointError, ConfigError
+from edge_rt.storage import read_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,7 +87,9 @@ def evaluate(
     from edge_rt.bench.perplexity import agreement, difference, windows
     from edge_rt.model.device import Device
 
-    content = _read(text)
+    content = read_text(text, "--text")
+    if not content:
+        raise ConfigError(f"--text {text} is empty; give a text of at least one window")
     targets = [_open(path) for path in (target, against) if path is not None]
     if device != "cpu" and all(each.kind == "bundle" for each in targets):
         raise ConfigError(
@@ -150,6 +153,7 @@ def _open(path: Path) -> _Target:
     from edge_rt.bench import perplexity
     from edge_rt.bundle import MANIFEST, Bundle
     from edge_rt.model.checkpoint import Checkpoint
+    from edge_rt.quant.scheme import is_packed
     from edge_rt.quant.store import MARKER, QuantizedCheckpoint
 
     if (path / MANIFEST).is_file():
@@ -164,6 +168,11 @@ def _open(path: Path) -> _Target:
         source: FloatModel = perplexity.of_quantized(quantized)
         return _Target(path, "quantized", source, config.vocab_size, config.n_positions)
     if (path / "config.json").is_file():
+        if is_packed(path):
+            raise ConfigError(
+                f"{path} was quantized by AWQ or GPTQ; take it over with edge-rt quantize {path} "
+                f"--out DIR, then evaluate DIR"
+            )
         checkpoint = Checkpoint.open(path)
         config = checkpoint.config
         source = perplexity.of_checkpoint(checkpoint)
@@ -173,24 +182,6 @@ def _open(path: Path) -> _Target:
         f"{path} {found}; give a Hugging Face checkpoint (config.json), a quantized checkpoint "
         f"({MARKER}) or a bundle ({MANIFEST})"
     )
-
-
-def _read(text: Path) -> str:
-    try:
-        # Not read_text, which would turn a text's own \r\n into \n.
-        content = text.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"--text {text} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--text {text} is not UTF-8 text ({error}); convert it") from error
-    if not content:
-        raise ConfigError(f"--text {text} is empty; give a text of at least one window")
-    if "\0" in content:
-        raise ConfigError(
-            f"--text {text} is a binary file: it has a zero byte at character "
-            f"{content.index(chr(0))}; give plain text"
-        )
-    return content
 
 
 def _tokens(targets: list[_Target], content: str) -> list[int]:

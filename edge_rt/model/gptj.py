@@ -25,6 +25,7 @@ from edge_rt.model.device import Array
 F32 = npt.NDArray[np.float32]
 T = TypeVar("T")
 
+_MOST_POSITIONS = 1 << 20  # the rotary tables are held in memory
 _GELU_TANH_NAMES = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
@@ -75,6 +76,11 @@ class ModelConfig:
                 else _typed(table, "eos_token_id", int, 50256)
             ),
         )
+        if config.n_positions > _MOST_POSITIONS:
+            raise CheckpointError(
+                f"config.json: n_positions {config.n_positions} is more than {_MOST_POSITIONS}; "
+                f"GPT-J-6B has 2048"
+            )
         if config.n_embd % config.n_head:
             raise CheckpointError(
                 f"config.json: n_embd {config.n_embd} is not a multiple of n_head {config.n_head}"

@@ -58,9 +58,11 @@ def as_half(x: Array, what: str) -> Array:
     xp = array_namespace(x)
     with np.errstate(over="ignore"):
         half = xp.astype(xp.astype(x, xp.float16), xp.float32)
+    if not bool(xp.all(xp.isfinite(x))):
+        raise CheckpointError(f"{what} is not finite; the checkpoint's weights are damaged")
     if not bool(xp.all(xp.isfinite(half))):
         raise CheckpointError(
-            f"{what} holds {float(xp.max(xp.abs(x))):.3g}, more than FP16's 65504, so INT4 with "
+            f"{what} holds {float(xp.max(xp.abs(x))):.6g}, more than FP16's 65504, so INT4 with "
             f"FP16 parts cannot store it; use the recipe 'float', which keeps such weights in "
             f"float32"
         )

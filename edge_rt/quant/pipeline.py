@@ -47,7 +47,7 @@ from edge_rt.quant.page import PAGE_FILE, render
 from edge_rt.quant.report import LinearReport
 from edge_rt.quant.source import FloatLayers, Layers, PackedLayers, QuantizedLayers
 from edge_rt.recipes import QuantRecipe
-from edge_rt.storage import atomic_directory, list_files, sha256_file, write_json
+from edge_rt.storage import atomic_directory, list_files, read_text, sha256_file, write_json
 from edge_rt.tokenizer import Tokenizer
 
 IMPORTED = "imported"  # the recipe of a checkpoint that was quantized elsewhere
@@ -88,9 +88,10 @@ def quantize(
     packed = is_packed(source)
     checkpoint = PackedCheckpoint.open(source) if packed else Checkpoint.open(source)
     config = checkpoint.config
-    tokens = calibration_tokens(text, source, config)
+    tokens = text_tokens(text, source, config)
     key = _resume_key(source, recipe, text, device_name)
     with atomic_directory(out, store.MARKER, key) as partial:
+        _keep_layers(partial, config)
         if isinstance(checkpoint, PackedCheckpoint):
             layers: Layers = PackedLayers(checkpoint)
         elif recipe.method == "float":
@@ -116,19 +117,14 @@ def quantize(
     return info
 
 
-def calibration_tokens(text: Path, tokenizer: Path, config: ModelConfig) -> npt.NDArray[np.int64]:
-    """The text as tokens of the model; ConfigError or CheckpointError where they do not fit."""
-    if text.exists() and not (text.is_file() or text.is_dir()):
-        # It is read more than once, and a pipe gives its text only once.
-        raise ConfigError(f"calibration text {text} is no regular file; save it as one")
-    try:
-        content = text.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"calibration text {text} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"calibration text {text} is not UTF-8 text: {error}") from error
-    except ValueError as error:  # a zero byte in its name
-        raise ConfigError(f"calibration text {str(text)!r} cannot be read: {error}") from error
+def text_tokens(
+    text: Path, tokenizer: Path, config: ModelConfig, what: str = "calibration text"
+) -> npt.NDArray[np.int64]:
+    """The text as tokens of the model; ConfigError or CheckpointError where they do not fit.
+
+    `what` the text is called in messages.
+    """
+    content = read_text(text, what)
     tokens = np.array(Tokenizer.load(tokenizer).encode(content), np.int64)
     if tokens.size and tokens.max() >= config.vocab_size:
         raise CheckpointError(
@@ -136,6 +132,16 @@ def calibration_tokens(text: Path, tokenizer: Path, config: ModelConfig) -> npt.
             f"has {config.vocab_size}; they do not belong together"
         )
     return tokens
+
+
+def _keep_layers(partial: Path, config: ModelConfig) -> None:
+    """Remove from a directory that is gone on with all but the layers: they are made again."""
+    layers = {graph.layer_file(index) for index in range(config.n_layer)}
+    for path in partial.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in layers:
+            path.unlink()
 
 
 def _check_out(out: Path) -> None:

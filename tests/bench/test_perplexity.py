@@ -125,8 +125,7 @@ def test_blocks_and_batches_change_nothing(
         return model.layer(index)
 
     monkeypatch.setattr(perplexity, "BLOCK_BYTES", 3 * 64 * 384 * 4)
-    monkeypatch.setattr(perplexity, "BATCH_TOKENS", 2 * 64)
-    monkeypatch.setattr(perplexity, "HEAD_ROWS", 50)
+    monkeypatch.setattr(Device, "batch_tokens", 2 * 64)
     parts = score_model(dataclasses.replace(model, layer=layer), cut, CPU, shares.append)
     assert parts.nll == pytest.approx(whole.nll, rel=1e-6)
     assert (parts.greedy == whole.greedy).mean() > 0.995

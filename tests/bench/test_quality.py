@@ -88,7 +88,7 @@ def test_a_variant_is_what_edge_rt_quantize_writes(
     in_memory = score(study, Task("awq_salient_gptq", 4, 0))
     stored = QuantizedCheckpoint.open(demo_quantized)
     config = Checkpoint.open(demo_checkpoint).config
-    heldout = quality.calibration_tokens(texts[1], demo_checkpoint, config)[:1024]
+    heldout = quality.text_tokens(texts[1], demo_checkpoint, config)[:1024]
     cut = quality.windows(heldout, 512)
     device = quality.Device.open()
     found = quality.score_model(quality_model(stored), cut, device)

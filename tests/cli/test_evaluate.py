@@ -345,3 +345,14 @@ def test_the_cpu_needs_no_torch(demo_checkpoint: Path, text: Path) -> None:
         f"assert main({[*arguments, '--tokens', '64']!r}) == 0\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_packed_checkpoint_is_to_be_taken_over_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"model_type": "gptj", "quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "text").write_text("some text")
+    code, said = fails(capsys, tmp_path, "--text", tmp_path / "text")
+    assert code == 2
+    assert "take it over with edge-rt quantize" in said

@@ -72,6 +72,7 @@ def test_demo_checkpoint_on_held_out_text(demo_checkpoint: Path) -> None:
         ({"model_type": None}, "None"),
         ({"activation_function": "relu"}, "'relu'"),
         ({"n_embd": 63}, "not a multiple of n_head"),
+        ({"n_positions": 10**12}, "n_positions 1000000000000 is more than 1048576"),
         ({"n_layer": 0}, "n_layer must be a positive integer"),
         ({"n_layer": True}, "n_layer must be a positive integer"),
         ({"vocab_size": "100"}, "vocab_size must be a positive integer"),

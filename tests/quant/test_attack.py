@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_rt.errors import ConfigError
+from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.quant import pipeline, store
 from edge_rt.quant.pipeline import LayerRun, quantize
 
@@ -88,6 +89,6 @@ def test_a_calibration_text_that_is_no_file(
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     source = random_gptj(64, 2, 16)
-    config = pipeline.Checkpoint.open(source).config
+    config = Checkpoint.open(source).config
     with pytest.raises(ConfigError, match="calibration text"):
-        pipeline.calibration_tokens(tmp_path / name, source, config)
+        pipeline.text_tokens(tmp_path / name, source, config)

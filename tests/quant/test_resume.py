@@ -56,6 +56,9 @@ def test_a_killed_run_goes_on(
     killed = subprocess.run(command, check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert not out.exists()
+    (partial,) = tmp_path.glob(".q.partial-*")
+    (partial / "layer.007.safetensors").write_bytes(b"a stranger's")
+    (partial / "decoder.onnx").mkdir()
     runs: list[LayerRun] = []
     quantize(source, out, text, watch=runs.append)
     assert [run.resumed for run in runs] == [True, False]
