@@ -30,12 +30,12 @@ from edge_rt.model.device import Array, Device
 from edge_rt.model.gptj import (
     Head,
     Layer,
-    Linear,
     ModelConfig,
     forward_head,
     forward_layer,
     layer_from_tensors,
 )
+from edge_rt.quant.layer import on_device
 from edge_rt.quant.store import QuantizedCheckpoint
 from edge_rt.runtime.base import Runner
 from edge_rt.runtime.engines import open_engine
@@ -232,7 +232,7 @@ def _score_block(
     del embedding
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
         for index in range(config.n_layer):
-            layer = _on_device(model.layer(index), device)
+            layer = on_device(model.layer(index), device)
             for place, step in enumerate(steps):
                 hidden[place] = forward_layer(hidden[place], layer, config)
                 if not _finite(hidden[place]):
@@ -284,18 +284,6 @@ def _finite(values: Array) -> bool:
     xp = array_namespace(values)
     # Two reductions need no array of booleans; a NaN comes out of both.
     return bool(xp.isfinite(xp.max(values)) & xp.isfinite(xp.min(values)))
-
-
-def _on_device(layer: Layer, device: Device) -> Layer:
-    linears = {
-        name: Linear(
-            device.array(linear.weight),
-            None if linear.bias is None else device.array(linear.bias),
-            None if linear.post_scale is None else device.array(linear.post_scale),
-        )
-        for name, linear in layer.linears.items()
-    }
-    return Layer(device.array(layer.ln_weight), device.array(layer.ln_bias), linears)
 
 
 def _head_on_device(head: Head, device: Device) -> Head:

@@ -24,6 +24,7 @@ from edge_rt.model import graph
 from edge_rt.model.functions import DOMAIN
 from edge_rt.model.gptj import LINEARS, Head, ModelConfig, layer_from_tensors, layer_tensors
 from edge_rt.quant import store
+from edge_rt.quant.layer import QuantizedLayer
 from edge_rt.quant.pack import quantize_rtn
 
 SCRIPT = Path(__file__).parent.parent / "fakes" / "tensorrt_plugins.py"
@@ -67,7 +68,8 @@ def write_random(directory: Path, weights: Weights) -> Path:
         for name, linear in layer.linears.items():
             salient = np.arange(0 if weights == "int4-without-salient" else 3, dtype=np.int32)
             quantized[name] = quantize_rtn(linear.weight, salient, 128, linear.bias)
-        store.save_layer(directory, index, layer, {} if weights == "float" else quantized)
+        made = QuantizedLayer(layer, {} if weights == "float" else quantized, [])
+        store.save_layer(directory, index, made)
     width, vocab = CONFIG.n_embd, CONFIG.vocab_size
     head = Head(tensor(width), tensor(width), tensor(vocab, width), tensor(vocab))
     embedding = tensor(vocab, width)

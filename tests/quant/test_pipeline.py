@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -255,9 +256,10 @@ def test_a_packed_checkpoint_is_taken_over_bit_by_bit(
 
 
 def test_torch_and_numpy_agree(demo_checkpoint: Path, small_recipe: Path, tmp_path: Path) -> None:
-    """Within 1 % of the perplexity that rounding costs, although single levels may differ.
+    """What both give the text is within 1 %, and so are their errors; single levels may differ.
 
-    A product summed in another order may tip a weight over; what follows it then differs too.
+    A product summed in another order may tip a weight over; what follows it then differs too, and
+    more so in each layer.
     """
     devices: tuple[DeviceName, ...] = ("cpu", "torch-cpu")
     found = []
@@ -265,15 +267,15 @@ def test_torch_and_numpy_agree(demo_checkpoint: Path, small_recipe: Path, tmp_pa
         quantize(demo_checkpoint, tmp_path / device, str(small_recipe), device)
         found.append(QuantizedCheckpoint.open(tmp_path / device))
     tokens = np.random.default_rng(0).integers(1, 3072, (8, 64))
-    logits = [reference_logits(one, tokens) for one in found]
     original = Checkpoint.open(demo_checkpoint)
     exact = score_model(of_checkpoint(original), tokens, Device.open()).nll.sum()
     scores = [score_model(of_quantized(one), tokens, Device.open()).nll.sum() for one in found]
     assert abs(scores[0] - scores[1]) <= 0.01 * exact
-    for index in range(4):
-        for spec in LINEARS:
-            a, b = (one.layer(index).linears[spec.name].weight for one in found)
-            assert np.linalg.norm(a - b) <= 0.05 * np.linalg.norm(a)
-    assert np.abs(logits[0] - logits[1]).mean() <= 0.1 * np.abs(logits[0]).mean()
-    for one in found:
-        assert one.info.recipe == found[0].info.recipe
+    first, second = (one.info.layers for one in found)
+    for a, b in zip(itertools.chain(*first), itertools.chain(*second), strict=True):
+        assert a.name == b.name
+        before, after = (np.array(list(r.output_error.values())) for r in (a, b))
+        np.testing.assert_allclose(before, after, rtol=0.1)
+        np.testing.assert_allclose(a.weight_error, b.weight_error, rtol=0.05)
+    for a, b in zip(first[0][:2], second[0][:2], strict=True):  # before anything could pile up
+        assert (a.awq_alpha, a.salient) == (b.awq_alpha, b.salient)
