@@ -289,10 +289,10 @@ def test_degenerate_input(name: str, salient: list[int], tokens: int) -> None:
 def test_a_weight_beyond_fp16_is_refused() -> None:
     weight = normal(np.random.default_rng(7), 70, 6)
     weight[5, 3] = 1e5
-    with pytest.raises(CheckpointError, match=r"a salient channel holds 1e\+05.*'float'"):
+    with pytest.raises(CheckpointError, match=r"a salient channel holds 100000.*'float'"):
         gptq(weight, np.eye(70), [5], group_size=32, qmax=QMAX)
     weight[5, 3] = 2e6
-    with pytest.raises(CheckpointError, match=r"the scale of a group holds 1\.33e\+05.*'float'"):
+    with pytest.raises(CheckpointError, match=r"the scale of a group holds 133333, .*'float'"):
         gptq(weight, np.eye(70), [], group_size=32, qmax=QMAX)
 
 

@@ -190,12 +190,18 @@ def test_set_replaces_one_group() -> None:
 @pytest.mark.parametrize("importance", [None, np.ones(2, np.float32)])
 def test_a_range_beyond_fp16_is_refused_by_name(importance: Any) -> None:
     weight = np.array([[1.0], [2e6]], np.float32)
-    with pytest.raises(CheckpointError, match=r"the scale of a group holds 1\.33e\+05.*'float'"):
+    with pytest.raises(CheckpointError, match=r"the scale of a group holds 133333, .*'float'"):
         fit_group(weight, 15, importance)
 
 
-@pytest.mark.parametrize("value", [1e5, -1e5, np.inf, np.nan])
+@pytest.mark.parametrize("value", [1e5, -1e5])
 def test_half_names_what_it_cannot_hold(value: float) -> None:
     assert as_half(np.array([65504.0, -1e-9]), "x").tolist() == [65504.0, 0.0]
     with pytest.raises(CheckpointError, match=r"a salient channel holds .* more than FP16's 65504"):
+        as_half(np.array([1.0, value]), "a salient channel")
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_half_names_what_is_no_number(value: float) -> None:
+    with pytest.raises(CheckpointError, match="a salient channel is not finite"):
         as_half(np.array([1.0, value]), "a salient channel")
