@@ -1,7 +1,6 @@
 """Write a random GPT-J of GPT-J-6B's width but few layers, to try the quantizer at that size.
 
     python tools/gptj_cut.py --out cut --layers 2
-    edge-rt quantize cut --out cut.quantized --recipe calib/int4-salient.toml
 
 Weights are normal with a few large channels, as trained models have them; the tokenizer is the
 demo checkpoint's. Two layers are 1.6 GB.
