@@ -112,3 +112,14 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """U+FFFD if the stream ended within a character, else ''."""
         return self._decoder.decode(b"", final=True)
+
+
+def encode_for(directory: Path, vocab_size: int, text: str) -> list[int]:
+    """`text` by the directory's tokenizer; CheckpointError if an id is beyond the vocabulary."""
+    ids = Tokenizer.load(directory).encode(text)
+    if ids and max(ids) >= vocab_size:
+        raise CheckpointError(
+            f"the tokenizer in {directory} yields token {max(ids)}, but the model's vocabulary "
+            f"has {vocab_size}; they do not belong together"
+        )
+    return ids

@@ -33,6 +33,7 @@ from edge_rt.model.gptj import (
     ModelConfig,
     forward_head,
     forward_layer,
+    head_from_tensors,
     layer_from_tensors,
 )
 from edge_rt.quant.layer import on_device
@@ -56,7 +57,6 @@ _DAMAGED = (
     "{} holds values that are not finite, so there is no perplexity: the weights are damaged or "
     "too large for float32; get the checkpoint again"
 )
-_HEAD = ("transformer.ln_f.weight", "transformer.ln_f.bias", "lm_head.weight", "lm_head.bias")
 
 
 class Progress(Protocol):
@@ -83,7 +83,7 @@ def of_checkpoint(checkpoint: Checkpoint) -> FloatModel:
         checkpoint.config,
         lambda: checkpoint.tensor("transformer.wte.weight"),
         lambda index: layer_from_tensors(checkpoint.layer(index)),
-        lambda: Head(*map(checkpoint.tensor, _HEAD)),
+        lambda: head_from_tensors(checkpoint.tensor),
     )
 
 
@@ -123,7 +123,7 @@ class Score:
 
     def interval(self, seed: int = SEED) -> Interval | None:
         """95 % bootstrap interval of the perplexity; None with fewer than 2 windows."""
-        return None if len(self.nll) < 2 else _percentiles(_resampled([self], seed)[0])
+        return None if len(self.nll) < 2 else percentiles(_resampled([self], seed)[0])
 
 
 def windows(tokens: Sequence[int] | I64, context: int) -> I64:
@@ -158,7 +158,7 @@ def difference(a: Score, b: Score, seed: int = SEED) -> tuple[float, Interval | 
     if len(a.nll) < 2:
         return found, None
     of_a, of_b = _resampled([a, b], seed)
-    return found, _percentiles(of_a - of_b)
+    return found, percentiles(of_a - of_b)
 
 
 def _check_pair(a: Score, b: Score) -> None:
@@ -182,7 +182,8 @@ def _resampled(scores: Sequence[Score], seed: int) -> F64:
     return _perplexity(np.stack(means, axis=1))
 
 
-def _percentiles(resampled: F64) -> Interval:
+def percentiles(resampled: F64) -> Interval:
+    """The interval that holds COVERAGE of the resampled values."""
     tail = 50.0 * (1.0 - COVERAGE)
     with np.errstate(invalid="ignore"):  # between two infinities; the caller gets nan
         low, high = np.percentile(resampled, [tail, 100.0 - tail])
@@ -209,10 +210,6 @@ def score_model(
         _score_block(model, windows[i : i + size], device, lambda share: progress(share / count))
         for i in range(0, count, size)
     ]
-    return _joined(windows, parts)
-
-
-def _joined(windows: I64, parts: Sequence[tuple[F64, I32]]) -> Score:
     nll, greedy = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Score(windows, nll.sum(1), greedy)
 

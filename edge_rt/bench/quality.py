@@ -25,12 +25,19 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt import recipes
-from edge_rt.bench.perplexity import FloatModel, of_checkpoint, score_model, windows
+from edge_rt.bench.perplexity import (
+    RESAMPLES,
+    FloatModel,
+    of_checkpoint,
+    percentiles,
+    score_model,
+    windows,
+)
 from edge_rt.errors import ConfigError, EdgeRTError
 from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.device import Device, DeviceName
-from edge_rt.model.gptj import LINEARS, Layer, ModelConfig, in_features, layer_tensors
-from edge_rt.quant.layer import dequantized
+from edge_rt.model.gptj import LINEARS, ModelConfig, in_features, layer_tensors
+from edge_rt.quant.pack import to_half
 from edge_rt.quant.pipeline import text_tokens
 from edge_rt.quant.salient import salient_count
 from edge_rt.quant.source import QuantizedLayers
@@ -38,17 +45,15 @@ from edge_rt.recipes import CalibrationText, QuantRecipe
 
 F64 = npt.NDArray[np.float64]
 
-RESAMPLES = 1000
 WINDOW = 512  # tokens of one calibration sequence
-_NONE, _ONE_PERCENT = 0.0, 0.01
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "rtn": {"method": "rtn", "awq": False, "outlier_fraction": _NONE},
-    "rtn_gptq": {"method": "gptq", "awq": False, "outlier_fraction": _NONE},
+    "rtn": {"method": "rtn", "awq": False, "outlier_fraction": 0.0},
+    "rtn_gptq": {"method": "gptq", "awq": False, "outlier_fraction": 0.0},
     "rtn_salient": {"method": "rtn", "awq": False},
     "rtn_salient_by_weight": {"method": "rtn", "awq": False, "salient": "weight"},
     "rtn_salient_random": {"method": "rtn", "awq": False, "salient": "random"},
-    "awq": {"method": "rtn", "outlier_fraction": _NONE},
+    "awq": {"method": "rtn", "outlier_fraction": 0.0},
     "awq_salient": {"method": "rtn"},
     "awq_salient_gptq": {},
 }
@@ -132,23 +137,19 @@ def _quantized(checkpoint: Checkpoint, recipe: QuantRecipe, study: Study, qmax: 
     original = of_checkpoint(checkpoint)
     tokens = _tokens(study.calibration, study.checkpoint, checkpoint.config)
     source = QuantizedLayers(checkpoint, recipe, Device.open(study.device), tokens, qmax)
-    layers: list[Layer] = []
-    for index in range(checkpoint.config.n_layer):
-        made = source.make(index)
-        layers.append(dequantized(made.layer, made.linears))
+    layers = [source.make(index).layer for index in range(checkpoint.config.n_layer)]
     head = source.head(original.head())
-    head = replace(head, weight=_half(head.weight))
-    return FloatModel(
-        checkpoint.config, lambda: _half(original.embedding()), layers.__getitem__, lambda: head
-    )
+    head = replace(head, weight=_half(head.weight, "lm_head.weight"))
+    embedding = _half(original.embedding(), "the embedding")
+    return FloatModel(checkpoint.config, lambda: embedding, layers.__getitem__, lambda: head)
 
 
 # Hundreds of tasks read the same two texts.
 _tokens = functools.lru_cache(maxsize=4)(text_tokens)
 
 
-def _half(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return x.astype(np.float16).astype(np.float32)
+def _half(x: npt.NDArray[np.float32], what: str) -> npt.NDArray[np.float32]:
+    return to_half(x, what).astype(np.float32)
 
 
 def measure(
@@ -227,27 +228,22 @@ def table(fp16: F64, scores: Mapping[str, Sequence[F64]]) -> dict[str, Any]:
             drawn = rng.integers(seeds, size=seeds)
             resampled[name].append(_perplexity(scores[name], chosen, drawn.tolist()))
     drawn_of = {name: np.array(values) for name, values in resampled.items()}
-    perplexity: dict[str, Any] = {"fp16": base, "fp16_ci95": _interval(drawn_of["fp16"])}
+    perplexity: dict[str, Any] = {"fp16": base, "fp16_ci95": list(percentiles(drawn_of["fp16"]))}
     loss: dict[str, Any] = {}
     recovered: dict[str, Any] = {}
     for name in names:
         lost = drawn_of[name] - drawn_of["fp16"]
-        perplexity |= {name: point[name], f"{name}_ci95": _interval(drawn_of[name])}
-        loss |= {name: point[name] - base, f"{name}_ci95": _interval(lost)}
+        perplexity |= {name: point[name], f"{name}_ci95": list(percentiles(drawn_of[name]))}
+        loss |= {name: point[name] - base, f"{name}_ci95": list(percentiles(lost))}
         if "rtn" in names:
             share = 1.0 - lost / (drawn_of["rtn"] - drawn_of["fp16"])
             recovered[name] = 1.0 - (point[name] - base) / (point["rtn"] - base)
-            recovered[f"{name}_ci95"] = _interval(share)
+            recovered[f"{name}_ci95"] = list(percentiles(share))
     return {"perplexity": perplexity, "loss": loss, "recovered": recovered}
 
 
 def _perplexity(seeds: Sequence[F64], chosen: Any, drawn: Sequence[int]) -> float:
     return float(np.mean([np.exp(seeds[seed][chosen].mean()) for seed in drawn]))
-
-
-def _interval(values: F64) -> list[float]:
-    low, high = np.percentile(values, [2.5, 97.5])
-    return [float(low), float(high)]
 
 
 def text(found: Mapping[str, Any]) -> str:

@@ -129,15 +129,9 @@ class _Target:
 
     def encode(self, content: str) -> list[int]:
         """`content` with the target's own tokenizer; CheckpointError if its ids do not fit."""
-        from edge_rt.tokenizer import Tokenizer
+        from edge_rt.tokenizer import encode_for
 
-        ids = Tokenizer.load(self.path).encode(content)
-        if ids and max(ids) >= self.vocab_size:
-            raise CheckpointError(
-                f"the tokenizer in {self.path} yields token {max(ids)}, but the model's vocabulary "
-                f"has {self.vocab_size}; they do not belong together"
-            )
-        return ids
+        return encode_for(self.path, self.vocab_size, content)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Quantize and report."""
     from edge_rt.quant.page import PAGE_FILE
-    from edge_rt.quant.pipeline import IMPORTED, LayerRun, quantize
+    from edge_rt.quant.pipeline import LayerRun, quantize
+    from edge_rt.quant.store import IMPORTED
 
     started = time.monotonic()
     layers: list[LayerRun] = []

@@ -207,6 +207,13 @@ class Head:
     bias: Array
 
 
+def head_from_tensors(tensor: Callable[[str], F32]) -> Head:
+    """What `tensor` gives for the names of GPTJForCausalLM behind the last layer."""
+    norm, head = "transformer.ln_f", "lm_head"
+    names = (f"{norm}.weight", f"{norm}.bias", f"{head}.weight", f"{head}.bias")
+    return Head(*map(tensor, names))
+
+
 def layer_from_tensors(tensors: Mapping[str, F32]) -> Layer:
     """Stack a checkpoint layer's tensors into the decoder's linears."""
     return Layer(

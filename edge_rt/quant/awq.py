@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from array_api_compat import array_namespace
 
 from edge_rt.model.device import Array
-from edge_rt.quant.gptq import errors
+from edge_rt.quant.gptq import errors, sample_outputs
 from edge_rt.quant.grid import fit
 
 ALPHAS = tuple(step / 20 for step in range(20))
 _LARGEST = 65504.0  # a scaled weight: no FP16 group scale is then in danger, GPTQ's neither
-_ROWS = 1024  # outputs that the search looks at: the scale is one for all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def search(
     """
     xp = array_namespace(hessian)
     hessian = xp.astype(hessian, xp.float32)
-    stacked = xp.concat([_sample(weight) for weight in weights], axis=1)
+    stacked = xp.concat([sample_outputs(weight) for weight in weights], axis=1)
     reach = xp.max(xp.stack([_reach(weight) for weight in weights]), axis=0)
     best, found = float("inf"), Scaling(0.0, scales(magnitude, 0.0, salient))
     for alpha in ALPHAS:
@@ -77,11 +76,6 @@ def search(
         if error < best:
             best, found = error, Scaling(alpha, factors[:, 0])
     return found
-
-
-def _sample(weight: Array) -> Array:
-    step = -(-weight.shape[1] // _ROWS)
-    return weight[:, ::step]
 
 
 def _reach(weight: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +76,15 @@ class Moments:
         second, cross, owed = (xp.astype(q.T @ x, xp.float64) for x in (q, f, r))
         sum_q, sum_f, sum_r = sums
         return cls(tokens, second, cross, owed, sum_q, sum_f, sum_r, magnitude)
+
+    @classmethod
+    def total(cls, batches: Iterable[Moments]) -> Moments:
+        """Of all batches together, of which there must be one or more."""
+        rest = iter(batches)
+        result = next(rest)
+        for batch in rest:
+            result.add(batch)
+        return result
 
     @_UNCHECKED
     def add(self, other: Moments) -> None:

@@ -17,7 +17,7 @@ from edge_rt.model.device import Array
 
 # The smallest FP16: a group of zeros would otherwise get a scale of zero.
 SCALE_FLOOR = float(np.finfo(np.float16).smallest_subnormal)
-# How far a group's range may shrink, as fractions of it: beyond, 4 and 3 bits never gained.
+# What a group's range may shrink to, as fractions of it.
 CLIPS = tuple(1.0 - 0.03 * step for step in range(16))
 
 

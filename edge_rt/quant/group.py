@@ -16,14 +16,13 @@ from edge_rt.model.device import Array, Device
 from edge_rt.model.gptj import Linear, LinearSpec
 from edge_rt.quant import awq
 from edge_rt.quant.calibration import Moments
-from edge_rt.quant.gptq import errors, gptq
+from edge_rt.quant.gptq import errors, gptq, sample_outputs
 from edge_rt.quant.grid import Grid, fit
 from edge_rt.quant.report import LinearReport
 from edge_rt.quant.salient import salient_channels
 from edge_rt.recipes import QuantRecipe
 
 TARGET_DAMPING = 0.1  # of the covariance's mean diagonal: less follows the calibration text's noise
-_REPORT_ROWS = 1024  # outputs that the report's errors are measured on
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ class GroupQuantizer:
         self, weight: Array, hessian: Array, salient: list[int], scales: Array, importance: Array
     ) -> dict[str, float]:
         """The output error after each step before GPTQ, on a sample of the outputs."""
-        weight = weight[:, :: -(-weight.shape[1] // _REPORT_ROWS)]
+        weight = sample_outputs(weight)
 
         def error(scaled: Array, kept: list[int], importance: Array | None, scales: Array) -> float:
             grid = fit(scaled, kept, self.recipe.group_size, self.qmax, importance)
@@ -150,9 +149,8 @@ class GroupQuantizer:
 
 
 def _error(difference: Array, weight: Array, hessian: Array) -> float:
-    """What `difference` adds to the outputs of `weight`, as a fraction of their variance."""
-    step = -(-difference.shape[1] // _REPORT_ROWS)
-    difference, weight = difference[:, ::step], weight[:, :: -(-weight.shape[1] // _REPORT_ROWS)]
+    """What `difference` adds to a sample of `weight`'s outputs, as a fraction of their variance."""
+    difference, weight = sample_outputs(difference), sample_outputs(weight)
     xp = array_namespace(weight)
     added = float(xp.sum(errors(difference, hessian)))
     return added / (float(xp.sum(errors(weight, hessian))) or 1.0)

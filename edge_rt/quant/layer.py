@@ -6,7 +6,7 @@ before it, are quantized by then.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from edge_rt.model.gptj import (
     ModelConfig,
     Step,
     forward_layer,
+    in_features,
     layer_steps,
     value_rows,
 )
@@ -46,20 +47,15 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
-    """A layer as it is stored: its norm with scales folded in, its linears, and how they fared."""
+    """A layer as it is stored.
+
+    `layer` is what an engine computes, in float32: the norm with scales folded in, the linears
+    dequantized. `linears` are those that are quantized, `reports` how they fared.
+    """
 
     layer: Layer
     linears: dict[str, QuantizedLinear]
     reports: list[LinearReport]
-
-
-def dequantized(layer: Layer, linears: Mapping[str, QuantizedLinear]) -> Layer:
-    """The layer as an engine computes it; linears that are not quantized as they are."""
-    floats = dict(layer.linears)
-    for name, linear in linears.items():
-        weight = linear.dequantize(floats[name].weight.shape[1])
-        floats[name] = Linear(weight, linear.bias, linear.post_scale)
-    return replace(layer, linears=floats)
 
 
 def on_device(layer: Layer, device: Device) -> Layer:
@@ -97,10 +93,9 @@ def quantize_layer(
         serving = groups[reads].serving()
     streams.floats = [_finish(one) for one in float_passes]
     result = _stored(layer, groups, config, device)
-    served = on_device(dequantized(result.layer, result.linears), device)
     # Through what is stored, not through `serving`: so that a run that goes on from stored layers
     # computes the same bits.
-    streams.quantized = advance(streams.quantized, served, config)
+    streams.quantized = advance(streams.quantized, on_device(result.layer, device), config)
     return result
 
 
@@ -111,20 +106,17 @@ def _moments(
     specs: Sequence[LinearSpec],
 ) -> Moments:
     """Move all passes to the next stop and sum up what `specs` will read there."""
-    moments: Moments | None = None
-    for one, float_one in zip(passes, float_passes, strict=True):
-        step, float_step = one.send(serving), float_one.send(None)
-        assert step.reads == specs[0].reads, "LINEARS are in the order in which a layer reads"
-        q, f = step.activations(), float_step.activations()
-        lacking = None
-        if any(spec.residual for spec in specs):
-            lacking = float_step.residual() - step.residual()
-        batch = Moments.of(q, f, lacking)
-        if moments is None:
-            moments = batch
-        else:
-            moments.add(batch)
-    assert moments is not None, "there is at least one calibration sequence"
+
+    def batches() -> Iterator[Moments]:
+        for one, float_one in zip(passes, float_passes, strict=True):
+            step, float_step = one.send(serving), float_one.send(None)
+            assert step.reads == specs[0].reads, "LINEARS are in the order in which a layer reads"
+            lacking = None
+            if any(spec.residual for spec in specs):
+                lacking = float_step.residual() - step.residual()
+            yield Moments.of(step.activations(), float_step.activations(), lacking)
+
+    moments = Moments.total(batches())
     moments.check(specs[0].reads)
     return moments
 
@@ -162,9 +154,9 @@ def _stored(
     linears["attn_qkv"] = scale_outputs(linears["attn_qkv"], values)
     behind_gelu = linears["mlp_fc_in"].post_scale / scales["gelu"]
     linears["mlp_fc_in"] = replace(linears["mlp_fc_in"], post_scale=behind_gelu)
-    folded = replace(
-        layer,
-        ln_weight=layer.ln_weight / scales["ln_1"],
-        ln_bias=layer.ln_bias / scales["ln_1"],
+    served = Layer(
+        layer.ln_weight / scales["ln_1"],
+        layer.ln_bias / scales["ln_1"],
+        {spec.name: linears[spec.name].linear(in_features(spec, config)) for spec in LINEARS},
     )
-    return QuantizedLayer(folded, linears, reports)
+    return QuantizedLayer(served, linears, reports)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.quant.grid import SCALE_FLOOR, Grid, as_half, fit
+from edge_rt.model.gptj import Linear
+from edge_rt.quant.grid import SCALE_FLOOR, Grid, as_half
 
 F16 = npt.NDArray[np.float16]
 F32 = npt.NDArray[np.float32]
@@ -60,6 +61,10 @@ class QuantizedLinear:
     def salient(self) -> I32:
         """The real salient channels, without padding."""
         return self.idx[self.idx >= 0]
+
+    def linear(self, in_features: int) -> Linear:
+        """The float32 linear that an engine computes."""
+        return Linear(self.dequantize(in_features), self.bias, self.post_scale)
 
     def dequantize(self, in_features: int) -> F32:
         """The float32 weight [N, in_features] that this linear multiplies with."""
@@ -131,19 +136,3 @@ def scale_outputs(linear: QuantizedLinear, factors: F32) -> QuantizedLinear:
         w_salient=to_half(linear.w_salient.astype(np.float32) * column, "a salient channel"),
         bias=linear.bias * factors,
     )
-
-
-def quantize_rtn(
-    weight: F32,
-    salient: I32,
-    group_size: int,
-    bias: F32 | None = None,
-) -> QuantizedLinear:
-    """Round `weight` [N, K] to the nearest INT4 level, asymmetric in groups along the input.
-
-    The columns `salient` stay in FP16.
-    """
-    channels = salient.tolist()
-    grid = fit(weight.T, channels, group_size, QMAX)
-    rounded = grid.rounded(weight.T, channels)
-    return pack(rounded.T, grid, salient, bias)

@@ -31,14 +31,13 @@ from edge_rt.model.gptj import (
     Linear,
     LinearSpec,
     ModelConfig,
+    in_features,
     layer_tensors,
     outer_tensors,
 )
 from edge_rt.model.weights import FLOATS, INTEGERS, WeightEntry, find_weights
 from edge_rt.quant.pack import F16, U8, QuantizedLinear, pack_nibbles
-from edge_rt.quant.scheme import REQUANTIZE, PackedScheme, is_packed
-
-__all__ = ["PackedCheckpoint", "is_packed"]
+from edge_rt.quant.scheme import REQUANTIZE, PackedScheme
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _GPTQ_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
@@ -125,7 +124,7 @@ class PackedCheckpoint:
     def _weight(self, module: str, part: QuantizedLinear | None, spec: LinearSpec) -> F32:
         if part is None:
             return self.tensor(f"{module}.weight")
-        return part.dequantize(self.config.n_inner if spec.reads == "gelu" else self.config.n_embd)
+        return part.dequantize(in_features(spec, self.config))
 
     def _part(self, module: str) -> QuantizedLinear | None:
         """One module's tensors in our form, without bias; None where it is not quantized."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from edge_rt.golden import GOLDEN_FILE
 from edge_rt.model.gptj import LINEARS, in_features, layer_tensors, outer_tensors
 from edge_rt.quant.chart import (
     DASH,
@@ -29,7 +30,7 @@ from edge_rt.quant.chart import (
     step_bars,
 )
 from edge_rt.quant.report import LinearReport
-from edge_rt.quant.store import QuantInfo
+from edge_rt.quant.store import IMPORTED, QuantInfo
 
 PAGE_FILE = "quality.html"
 
@@ -136,7 +137,7 @@ def _lede(info: QuantInfo) -> str:
     model, summary = info.model, info.quantization
     recipe = f"<b>{escape(summary.recipe)}</b>"
     what = f"A GPT-J of {model.n_layer} layers, {model.n_embd} channels wide"
-    if summary.recipe == "imported" and not any(info.layers):
+    if summary.recipe == IMPORTED and not any(info.layers):
         return f"{what}, imported as {escape(summary.method.upper())} had quantized it."
     if summary.bits == 16:
         return f"{what}, kept in floating point by the recipe {recipe}."
@@ -170,7 +171,7 @@ def _facts(info: QuantInfo) -> str:
     stored = [
         entry.size_bytes
         for name, entry in info.files.items()
-        if name.endswith(".safetensors") and name != "golden.safetensors"
+        if name.endswith(".safetensors") and name != GOLDEN_FILE
     ]
     if stored:
         halves = f"{bytes_text(2 * parameters)} as FP16"
@@ -222,7 +223,7 @@ def _tiles(*tiles: tuple[str, str]) -> str:
 def _unmeasured(info: QuantInfo) -> str:
     if info.recipe.method == "float" and info.quantization.bits == 16:
         why = "the recipe keeps every weight as it is, so there is no rounding error."
-    elif info.quantization.recipe == "imported":
+    elif info.quantization.recipe == IMPORTED:
         why = (
             "the checkpoint was quantized elsewhere. edge_rt took over its integers and scales as "
             "they are, and has no original weights to compare them with."

@@ -1,8 +1,9 @@
 """quantize: a Hugging Face checkpoint and a recipe -> a quantized checkpoint.
 
-Streams layer by layer: at any time one layer, the calibration activations and the golden
-activations are in memory. The golden logits come from the same pass, through the dequantized
-layers. A layer that is written is done: a killed run goes on from the first that is not.
+Streams layer by layer: one layer, what is measured of the activations that one group of its
+linears reads, the calibration and golden activations, the embedding and the head are in memory at a
+time. The golden logits come from the same pass, through the dequantized layers. A layer that is
+written is done: a killed run goes on from the first that is not.
 """
 
 from __future__ import annotations
@@ -25,32 +26,31 @@ from tqdm import tqdm
 import edge_rt
 from edge_rt import recipes
 from edge_rt.bundle import QuantizationSummary
-from edge_rt.errors import CheckpointError, ConfigError
+from edge_rt.errors import ConfigError
 from edge_rt.golden import GOLDEN_FILE, Golden, GoldenPrompt
 from edge_rt.model import graph
 from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.device import Device, DeviceName
 from edge_rt.model.gptj import (
-    F32,
     Head,
     Layer,
     ModelConfig,
     forward_head,
     forward_layer,
+    head_from_tensors,
 )
 from edge_rt.quant import store
 from edge_rt.quant.calibration import sample_sequences
-from edge_rt.quant.layer import QuantizedLayer, dequantized
+from edge_rt.quant.layer import QuantizedLayer
 from edge_rt.quant.pack import QuantizedLinear, to_half
-from edge_rt.quant.packed import PackedCheckpoint, is_packed
+from edge_rt.quant.packed import PackedCheckpoint
 from edge_rt.quant.page import PAGE_FILE, render
 from edge_rt.quant.report import LinearReport
+from edge_rt.quant.scheme import is_packed
 from edge_rt.quant.source import FloatLayers, Layers, PackedLayers, QuantizedLayers
 from edge_rt.recipes import QuantRecipe
 from edge_rt.storage import atomic_directory, list_files, read_text, sha256_file, write_json
-from edge_rt.tokenizer import Tokenizer
-
-IMPORTED = "imported"  # the recipe of a checkpoint that was quantized elsewhere
+from edge_rt.tokenizer import encode_for
 
 GOLDEN_PROMPTS = 4
 GOLDEN_TOKENS = 32
@@ -124,14 +124,8 @@ def text_tokens(
 
     `what` the text is called in messages.
     """
-    content = read_text(text, what)
-    tokens = np.array(Tokenizer.load(tokenizer).encode(content), np.int64)
-    if tokens.size and tokens.max() >= config.vocab_size:
-        raise CheckpointError(
-            f"the tokenizer in {tokenizer} yields token {tokens.max()}, but the model's vocabulary "
-            f"has {config.vocab_size}; they do not belong together"
-        )
-    return tokens
+    ids = encode_for(tokenizer, config.vocab_size, read_text(text, what))
+    return np.array(ids, np.int64)
 
 
 def _keep_layers(partial: Path, config: ModelConfig) -> None:
@@ -158,7 +152,7 @@ def _check_out(out: Path) -> None:
 
 
 def _resume_key(source: Path, recipe: QuantRecipe, text: Path, device: str) -> str:
-    """Two runs with the same key write the same bytes: one may go on from where the other was."""
+    """Of one job: with the same libraries it writes the same bytes, so it may be gone on with."""
     files = sorted(path for path in source.resolve().iterdir() if path.is_file())
     facts = {
         "source": [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files],
@@ -180,7 +174,7 @@ def _summary(
     fraction = weights.fp16 / weights.all
     if isinstance(checkpoint, PackedCheckpoint):
         return QuantizationSummary(
-            IMPORTED, checkpoint.method, 4, checkpoint.group_size, fraction, None
+            store.IMPORTED, checkpoint.method, 4, checkpoint.group_size, fraction, None
         )
     is_float = recipe.method == "float"
     return QuantizationSummary(
@@ -204,7 +198,7 @@ def _write_tensors(
     # An engine reads FP16; only the baseline keeps what FP16 cannot hold.
     to_stored = store.lossless if isinstance(layers, FloatLayers) else to_half
     stored_wte = to_stored(checkpoint.tensor("transformer.wte.weight"), "the embedding")
-    original_head = _head(checkpoint)
+    original_head = head_from_tensors(checkpoint.tensor)
     to_stored(original_head.weight, "lm_head.weight")  # refused now rather than after hours
     golden_tokens = sample_sequences(tokens, GOLDEN_PROMPTS, min(GOLDEN_TOKENS, config.n_positions))
     golden = stored_wte[golden_tokens].astype(np.float32)
@@ -213,7 +207,7 @@ def _write_tensors(
         range(config.n_layer), desc="quantize", unit=" layer", leave=False, disable=None
     ):
         made, run = _layer(layers, out, index, config)
-        golden = forward_layer(golden, dequantized(made.layer, made.linears), config)
+        golden = forward_layer(golden, made.layer, config)
         weights.add(made.layer, made.linears)
         reports.append(made.reports)
         watch(run)
@@ -238,7 +232,7 @@ def _layer(
     resumed = store.has_layer(out, index)  # one that is damaged is made again
     if resumed:
         made = store.load_layer(out, index, config)
-        layers.resume(index, made.layer, made.linears)
+        layers.resume(index, made.layer)
     else:
         made = layers.make(index)
         store.save_layer(out, index, made)
@@ -271,19 +265,3 @@ class _WeightCount:
             rows, columns = linear.weight.shape
             self.all += rows * columns
             self.fp16 += rows * (len(quantized[name].salient) if name in quantized else columns)
-
-
-def _head(checkpoint: Checkpoint | PackedCheckpoint) -> Head:
-    names = ("transformer.ln_f.weight", "transformer.ln_f.bias", "lm_head.weight", "lm_head.bias")
-    ln_weight, ln_bias, weight, bias = (checkpoint.tensor(name) for name in names)
-    return Head(ln_weight, ln_bias, weight, bias)
-
-
-def reference_logits(checkpoint: store.QuantizedCheckpoint, tokens: npt.NDArray[np.int64]) -> F32:
-    """Logits [sequences, tokens, vocab] of the dequantized float32 reference."""
-    config = checkpoint.info.model
-    hidden = checkpoint.embedding()[tokens]
-    for index in range(config.n_layer):
-        hidden = forward_layer(hidden, checkpoint.layer(index), config)
-    logits: F32 = forward_head(hidden, checkpoint.head(), config)
-    return logits

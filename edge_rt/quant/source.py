@@ -6,7 +6,6 @@ run has written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.model.checkpoint import Checkpoint
-from edge_rt.model.device import Device
+from edge_rt.model.device import Array, Device
 from edge_rt.model.gptj import Head, Layer, layer_from_tensors, layer_norm
 from edge_rt.quant.calibration import Moments, sample_sequences
 from edge_rt.quant.group import TARGET_DAMPING, GroupQuantizer
@@ -22,11 +21,10 @@ from edge_rt.quant.layer import (
     QuantizedLayer,
     Streams,
     advance,
-    dequantized,
     on_device,
     quantize_layer,
 )
-from edge_rt.quant.pack import QMAX, QuantizedLinear, to_half
+from edge_rt.quant.pack import QMAX, to_half
 from edge_rt.quant.packed import PackedCheckpoint
 from edge_rt.recipes import QuantRecipe
 
@@ -38,8 +36,8 @@ class Layers(Protocol):
         """Compute layer `index`."""
         ...
 
-    def resume(self, index: int, layer: Layer, linears: Mapping[str, QuantizedLinear]) -> None:
-        """Take layer `index` as it was written."""
+    def resume(self, index: int, layer: Layer) -> None:
+        """Take layer `index` as it was written: QuantizedLayer.layer."""
         ...
 
     def head(self, head: Head) -> Head:
@@ -57,7 +55,7 @@ class FloatLayers:
         """Read the layer."""
         return QuantizedLayer(layer_from_tensors(self._checkpoint.layer(index)), {}, [])
 
-    def resume(self, index: int, layer: Layer, linears: Mapping[str, QuantizedLinear]) -> None:
+    def resume(self, index: int, layer: Layer) -> None:
         """Nothing to carry on."""
 
     def head(self, head: Head) -> Head:
@@ -76,7 +74,7 @@ class PackedLayers:
         layer, linears = self._checkpoint.layer(index)
         return QuantizedLayer(layer, linears, [])
 
-    def resume(self, index: int, layer: Layer, linears: Mapping[str, QuantizedLinear]) -> None:
+    def resume(self, index: int, layer: Layer) -> None:
         """Nothing to carry on."""
 
     def head(self, head: Head) -> Head:
@@ -87,7 +85,7 @@ class PackedLayers:
 class QuantizedLayers:
     """Layers quantized by a recipe; what the calibration text does to them is carried along.
 
-    `tokens` is the whole calibration text, `embedding` as it is stored.
+    `tokens` is the whole calibration text; `qmax` the highest level, below 15 for studies.
     """
 
     def __init__(
@@ -121,13 +119,13 @@ class QuantizedLayers:
         quantizer = GroupQuantizer(self._recipe, self._device, rng, self._qmax)
         return quantize_layer(layer, self._streams, self._checkpoint.config, quantizer)
 
-    def resume(self, index: int, layer: Layer, linears: Mapping[str, QuantizedLinear]) -> None:
+    def resume(self, index: int, layer: Layer) -> None:
         """Move the calibration text behind the layer."""
         config, device = self._checkpoint.config, self._device
         original = on_device(layer_from_tensors(self._checkpoint.layer(index)), device)
-        stored = on_device(dequantized(layer, linears), device)
         self._streams.floats = advance(self._streams.floats, original, config)
-        self._streams.quantized = advance(self._streams.quantized, stored, config)
+        served = on_device(layer, device)
+        self._streams.quantized = advance(self._streams.quantized, served, config)
 
     def head(self, head: Head) -> Head:
         """With GPTQ, the weight and bias that serve the quantized model's last activations best.
@@ -139,15 +137,14 @@ class QuantizedLayers:
         if self._recipe.method != "gptq":
             return head
         norm = device.array(head.ln_weight), device.array(head.ln_bias)
-        moments: Moments | None = None
-        for q, f in zip(self._streams.quantized, self._streams.floats, strict=True):
-            q_normed, f_normed = (layer_norm(x, *norm, config.layer_norm_epsilon) for x in (q, f))
-            batch = Moments.of(q_normed, f_normed, None)
-            if moments is None:
-                moments = batch
-            else:
-                moments.add(batch)
-        assert moments is not None, "there is at least one calibration sequence"
+
+        def normed(x: Array) -> Array:
+            return layer_norm(x, *norm, config.layer_norm_epsilon)
+
+        moments = Moments.total(
+            Moments.of(normed(q), normed(f), None)
+            for q, f in zip(self._streams.quantized, self._streams.floats, strict=True)
+        )
         weight = device.array(head.weight).T
         fitted = moments.target(weight, TARGET_DAMPING, residual=False)
         shift = device.numpy(moments.bias(weight, fitted, residual=False))

@@ -40,6 +40,7 @@ from edge_rt.storage import FileEntry, check_files, check_names, read_json, writ
 
 MARKER = "quant.json"
 SCHEMA_VERSION = 2
+IMPORTED = "imported"  # the recipe of a checkpoint that was quantized elsewhere
 # In a layer file's metadata: the reports, and a SHA-256 of them and the tensors. Under one key, as
 # safetensors writes several in no fixed order.
 _LAYER = "edge_rt.layer"
@@ -119,7 +120,7 @@ def _digest(tensors: Mapping[str, Array], reports: object) -> str:
 
 
 def load_layer(directory: Path, index: int, config: ModelConfig) -> QuantizedLayer:
-    """Read back what save_layer wrote; `layer.linears` are dequantized."""
+    """Read back what save_layer wrote."""
     path = directory / layer_file(index)
     tensors, metadata = _load(path)
     prefix = f"h.{index}"
@@ -129,9 +130,8 @@ def load_layer(directory: Path, index: int, config: ModelConfig) -> QuantizedLay
         start = f"{prefix}.{spec.name}."
         parts = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         if "qweight" in parts:
-            one = quantized[spec.name] = QuantizedLinear.from_tensors(parts)
-            weight = one.dequantize(in_features(spec, config))
-            linears[spec.name] = Linear(weight, one.bias, one.post_scale)
+            quantized[spec.name] = QuantizedLinear.from_tensors(parts)
+            linears[spec.name] = quantized[spec.name].linear(in_features(spec, config))
         else:
             linears[spec.name] = Linear(parts["weight"].astype(np.float32), parts.get("bias"))
     layer = Layer(tensors[f"{prefix}.ln_1.weight"], tensors[f"{prefix}.ln_1.bias"], linears)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes.checks import engine_logits, greedy, transformers_logits
+from fakes.quantized import quantize_rtn, reference_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
@@ -19,8 +20,8 @@ from edge_rt.bundle import Bundle
 from edge_rt.core import Limits
 from edge_rt.errors import ConfigError
 from edge_rt.loop import Loop
-from edge_rt.quant.pack import pack_nibbles, quantize_rtn, unpack_nibbles
-from edge_rt.quant.pipeline import quantize, reference_logits
+from edge_rt.quant.pack import pack_nibbles, unpack_nibbles
+from edge_rt.quant.pipeline import quantize
 from edge_rt.quant.store import QuantizedCheckpoint
 from edge_rt.recipes import OrtOptions
 from edge_rt.runtime.engines import open_engine

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from fakes.quantized import reference_logits
 from onnx.reference import ReferenceEvaluator
 
 from edge_rt.model import functions, graph
-from edge_rt.quant.pipeline import quantize, reference_logits
+from edge_rt.quant.pipeline import quantize
 from edge_rt.quant.store import QuantizedCheckpoint
 
 

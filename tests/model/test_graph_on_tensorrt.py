@@ -19,13 +19,13 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import pytest
+from fakes.quantized import quantize_rtn
 
 from edge_rt.model import graph
 from edge_rt.model.functions import DOMAIN
 from edge_rt.model.gptj import LINEARS, Head, ModelConfig, layer_from_tensors, layer_tensors
 from edge_rt.quant import store
 from edge_rt.quant.layer import QuantizedLayer
-from edge_rt.quant.pack import quantize_rtn
 
 SCRIPT = Path(__file__).parent.parent / "fakes" / "tensorrt_plugins.py"
 TIMEOUT_S = 120

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fakes.quantized import quantize_rtn
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -12,7 +13,6 @@ from edge_rt.quant.pack import (
     QuantizedLinear,
     pack,
     pack_nibbles,
-    quantize_rtn,
     scale_outputs,
     unpack_nibbles,
 )

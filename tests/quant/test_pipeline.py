@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fakes.packed import MODULES, Make
+from fakes.quantized import reference_logits
 from safetensors.numpy import load_file, save_file
 from transformers import GPTJForCausalLM
 
@@ -20,7 +21,7 @@ from edge_rt.golden import GOLDEN_FILE, Golden
 from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.device import Device, DeviceName
 from edge_rt.model.gptj import LINEARS
-from edge_rt.quant.pipeline import quantize, reference_logits
+from edge_rt.quant.pipeline import quantize
 from edge_rt.quant.store import QuantizedCheckpoint
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes.quantized import quantize_rtn
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -20,7 +21,6 @@ from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.gptj import LINEARS, Head, Layer, Linear, ModelConfig
 from edge_rt.quant import store
 from edge_rt.quant.layer import QuantizedLayer
-from edge_rt.quant.pack import quantize_rtn
 from edge_rt.quant.pipeline import quantize
 from edge_rt.quant.report import LinearReport
 from edge_rt.quant.store import QuantInfo, QuantizedCheckpoint
