@@ -29,7 +29,8 @@ from transformers import GPTJForCausalLM
 from edge_rt.model import gptj
 from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.quant.pack import QuantizedLinear, unpack_nibbles
-from edge_rt.quant.packed import PackedCheckpoint, is_packed
+from edge_rt.quant.packed import PackedCheckpoint
+from edge_rt.quant.scheme import is_packed
 
 
 def assert_exact(packed: Packed, checkpoint: PackedCheckpoint) -> None:

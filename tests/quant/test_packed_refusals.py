@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 
 from edge_rt.errors import CheckpointError
 from edge_rt.model.checkpoint import Checkpoint
-from edge_rt.quant.packed import PackedCheckpoint, is_packed
+from edge_rt.quant.packed import PackedCheckpoint
+from edge_rt.quant.scheme import is_packed
 
 
 def refused(directory: Path, *parts: str) -> None:
