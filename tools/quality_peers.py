@@ -42,6 +42,7 @@ from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.device import Device
 from edge_rt.model.gptj import F32, LINEARS, Layer, Linear, LinearSpec, ModelConfig
 from edge_rt.quant.calibration import Moments, sample_sequences
+from edge_rt.quant.curvature import Curvature
 from edge_rt.quant.gptq import ROUNDS, gptq
 from edge_rt.quant.grid import fit
 from edge_rt.quant.group import GroupQuantizer
@@ -97,10 +98,15 @@ def ours() -> dict[str, Way]:
         return lambda: fit(weight, [], GROUP, QMAX).rounded(weight, [])
 
     def alone(weight: F32, reading: Reading, rounds: int, kept: float) -> Callable[[], F32]:
-        hessian = reading.moments.mean_square
         salient = salient_channels(reading.moments.mean_magnitude, kept).tolist()
-        sizes: dict[str, int] = {"group_size": GROUP, "qmax": QMAX, "rounds": rounds}
-        return lambda: gptq(weight, hessian, salient, **sizes)[0]
+        hessian = reading.moments.about_zero()
+
+        def quantize() -> F32:
+            made: F32
+            made, _ = gptq(weight, Curvature.of(hessian, salient, GROUP), qmax=QMAX, rounds=rounds)
+            return made
+
+        return quantize
 
     def group(weights: Weights, reading: Reading, fraction: float) -> Callable[[], Weights]:
         recipe = QuantRecipe(outlier_fraction=fraction)  # groups of 128
@@ -252,10 +258,7 @@ def reading(
     """The moments of both texts; held-out ones are centred at the calibration text's mean."""
     # The linear is the first to be quantized: the residual stream before it lacks nothing.
     outputs = n_embd if any(spec.residual for spec in specs) else 0
-    batches = [Moments.of(x, x, np.zeros((len(x), outputs), np.float32)) for x in shown]
-    moments = batches[0]
-    for batch in batches[1:]:
-        moments.add(batch)
+    moments = Moments.total((x, x, np.zeros((len(x), outputs), np.float32)) for x in shown)
     (mean, second), (fresh_mean, fresh) = _moment(shown), _moment(heldout)
     cross, square = np.outer(fresh_mean, mean), np.outer(mean, mean)
     measures = (second, fresh, second - square, fresh - cross - cross.T + square)

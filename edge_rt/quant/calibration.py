@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from edge_rt.errors import CheckpointError, ConfigError
 from edge_rt.model.device import Array
@@ -43,71 +44,88 @@ def sample_sequences(
 class Moments:
     """Sums over tokens of what linears read in the quantized model (q) and in the float one (f).
 
-    `q`, `f` and `magnitude` |q|, float64 [inputs]; `r` [n_embd] is what the quantized model's
-    residual stream lacks. With the means taken off all three: `second` q q^T and `cross` q f^T,
-    both float64 [inputs, inputs], and `owed` q r^T [inputs, n_embd].
+    `q`, `lost` (f - q) and `magnitude` |q|, float64 [inputs]; `residual` [n_embd] is what the
+    quantized model's residual stream lacks (r). With the means taken off: `scatter` q q^T float64
+    and `drift` q (f - q)^T float32, both [inputs, inputs], and `owed` q r^T float32
+    [inputs, n_embd].
     """
 
     count: int
-    second: Array
-    cross: Array
+    scatter: Array
+    drift: Array
     owed: Array
     q: Array
-    f: Array
-    r: Array
+    lost: Array
+    residual: Array
     magnitude: Array
 
     @classmethod
-    @_UNCHECKED
-    def of(cls, q: Array, f: Array, r: Array | None) -> Moments:
-        """The moments of one batch, each [..., channels]; without `r`, nothing is owed."""
-        xp = array_namespace(q)
-        r = q[..., :0] if r is None else r
-        tokens = math.prod(q.shape[:-1])
-        q, f, r = (x.reshape(tokens, x.shape[-1]) for x in (q, f, r))
-        sums = [xp.sum(x, axis=0, dtype=xp.float64) for x in (q, f, r)]
-        magnitude = xp.sum(xp.abs(q), axis=0, dtype=xp.float64)
-        # Products in float32, sums over batches in float64. Float32 would not hold what a channel
-        # with a large mean varies by, so the means go first.
-        q, f, r = (
-            x - xp.astype(total / tokens, xp.float32)
-            for x, total in zip((q, f, r), sums, strict=True)
+    def none(cls, inputs: int, outputs: int, like: Array) -> Moments:
+        """Of no tokens, on the device of `like`; `outputs` is n_embd, or 0 where nothing is owed.
+
+        `inputs` are the channels of q and f.
+        """
+        xp = array_namespace(like)
+
+        def zeros(*shape: int, dtype: Any = xp.float64) -> Array:
+            return xp.zeros(shape, dtype=dtype, device=device(like))
+
+        return cls(
+            count=0,
+            scatter=zeros(inputs, inputs),
+            drift=zeros(inputs, inputs, dtype=xp.float32),
+            owed=zeros(inputs, outputs, dtype=xp.float32),
+            q=zeros(inputs),
+            lost=zeros(inputs),
+            residual=zeros(outputs),
+            magnitude=zeros(inputs),
         )
-        second, cross, owed = (xp.astype(q.T @ x, xp.float64) for x in (q, f, r))
-        sum_q, sum_f, sum_r = sums
-        return cls(tokens, second, cross, owed, sum_q, sum_f, sum_r, magnitude)
 
     @classmethod
-    def total(cls, batches: Iterable[Moments]) -> Moments:
-        """Of all batches together, of which there must be one or more."""
-        rest = iter(batches)
-        result = next(rest)
-        for batch in rest:
-            result.add(batch)
+    def total(cls, batches: Iterable[tuple[Array, Array, Array | None]]) -> Moments:
+        """Of batches (q, f, r), each [..., channels]; with `r` None, nothing is owed.
+
+        There must be one batch or more.
+        """
+        result = None
+        for q, f, r in batches:
+            residual = q[..., :0] if r is None else r
+            result = result or cls.none(q.shape[-1], residual.shape[-1], q)
+            result.add(q, f, residual)
+        assert result is not None
         return result
 
     @_UNCHECKED
-    def add(self, other: Moments) -> None:
-        """Add another batch's (Chan, Golub and LeVeque, 1979)."""
-        weight = self.count * other.count / (self.count + other.count)
-        apart = [
-            theirs / other.count - own / self.count
-            for own, theirs in ((self.q, other.q), (self.f, other.f), (self.r, other.r))
-        ]
-        column = weight * apart[0][:, None]
-        for name, row in zip(("second", "cross", "owed"), apart, strict=True):
-            total = getattr(self, name)
-            total += getattr(other, name)
-            total += column * row
-        for name in ("q", "f", "r", "magnitude"):
-            total = getattr(self, name)
-            total += getattr(other, name)
-        self.count += other.count
+    def add(self, q: Array, f: Array, r: Array) -> None:
+        """Add one batch's, each [..., channels]: products in float32, sums over batches in float64.
+
+        Float32 would not hold what a channel with a large mean varies by, so the batch's mean is
+        taken off first. By what that is apart from the mean so far, the sums grow as by one more
+        token (Chan, Golub and LeVeque, 1979).
+        """
+        xp = array_namespace(q)
+        tokens = math.prod(q.shape[:-1])
+        apart_by = math.sqrt(self.count * tokens / (self.count + tokens))
+
+        def centred(x: Array, total: Array) -> Array:
+            x = x.reshape(tokens, x.shape[-1])
+            mean = xp.sum(x, axis=0, dtype=xp.float64) / tokens
+            apart = apart_by * (mean - total / (self.count or 1))
+            total += tokens * mean
+            rows = (x - xp.astype(mean, xp.float32), xp.astype(apart, xp.float32)[None, :])
+            return xp.concat(rows)
+
+        left = centred(q, self.q)
+        self.scatter += left.T @ left
+        self.drift += left.T @ centred(f - q, self.lost)
+        self.owed += left.T @ centred(r, self.residual)
+        self.magnitude += xp.sum(xp.abs(q.reshape(tokens, -1)), axis=0, dtype=xp.float64)
+        self.count += tokens
 
     def check(self, reads: str) -> None:
         """CheckpointError where the activations called `reads` were not finite."""
         xp = array_namespace(self.magnitude)
-        for total in (self.magnitude, xp.linalg.diagonal(self.second)):
+        for total in (self.magnitude, xp.linalg.diagonal(self.scatter)):
             if not bool(xp.all(xp.isfinite(total))):
                 raise CheckpointError(
                     f"the activations '{reads}' are not finite on the calibration text; "
@@ -119,39 +137,31 @@ class Moments:
         """Mean |q| of each input channel [inputs]."""
         return self.magnitude / self.count
 
-    @property
-    def mean_square(self) -> Array:
-        """Mean q q^T [inputs, inputs]: the Hessian of the squared output error."""
-        mean = self.q / self.count
-        return self.covariance + mean[:, None] * mean
+    def about_zero(self) -> Array:
+        """As `scatter`, without taking off the mean: the Hessian where no bias makes up for it."""
+        return self.scatter + self.q[:, None] * (self.q / self.count)
 
-    @property
-    def covariance(self) -> Array:
-        """Of q [inputs, inputs]: the Hessian where a bias makes up for the mean error."""
-        return self.second / self.count
+    def owed_by(self, weight: Array, *, residual: bool) -> Array:
+        """Sum over tokens of q times what the outputs of `weight` lack [inputs, outputs].
 
-    def target(self, weight: Array, damping: float, *, residual: bool) -> Array:
-        """The weight float32 [inputs, outputs] that serves q best as `weight` serves f.
-
-        Least squares with a ridge towards `weight`: what quantization has done to the linear's
-        inputs, and to the residual stream that it adds to, is made up for where it is linear in q
-        (as GPTAQ and QEP do for the inputs: Li et al., 2025; Arai and Ichikawa, 2025).
+        The weight that makes up for it, in the least squares, is off by the covariance's inverse
+        times this: what quantization has done to the linear's inputs, and to the residual stream
+        that it adds to (as GPTAQ and QEP do for the inputs: Li et al., 2025; Arai and Ichikawa,
+        2025).
         """
-        xp = array_namespace(weight)
-        wide = xp.astype(weight, xp.float64)
-        covariance = self.covariance
-        wanted = (self.cross / self.count - covariance) @ wide
+        owed = self.drift @ weight
         if residual:
-            wanted += self.owed / self.count
-        every = list(range(len(covariance)))
-        covariance[every, every] += damping * float(xp.mean(xp.linalg.diagonal(covariance))) or 1.0
-        change = xp.linalg.solve(covariance, wanted)
-        return xp.astype(wide + change, xp.float32)
+            owed += self.owed
+        return owed
 
     def bias(self, weight: Array, quantized: Array, *, residual: bool) -> Array:
-        """What to add to the bias so that the mean output is kept, float32 [outputs]."""
-        xp = array_namespace(weight)
-        kept = self.f @ xp.astype(weight, xp.float64) - self.q @ xp.astype(quantized, xp.float64)
-        if residual:
-            kept = kept + self.r
-        return xp.astype(kept / self.count, xp.float32)
+        """What to add to the bias so that the mean output is kept, float32 [outputs].
+
+        `weight` and `quantized` float32 [inputs, outputs].
+        """
+        kept = self._mean(self.q) @ (weight - quantized) + self._mean(self.lost) @ weight
+        return kept + self._mean(self.residual) if residual else kept
+
+    def _mean(self, total: Array) -> Array:
+        xp = array_namespace(total)
+        return xp.astype(total / self.count, xp.float32)

@@ -16,13 +16,12 @@ from edge_rt.model.device import Array, Device
 from edge_rt.model.gptj import Linear, LinearSpec
 from edge_rt.quant import awq
 from edge_rt.quant.calibration import Moments
+from edge_rt.quant.curvature import Curvature, scaled
 from edge_rt.quant.gptq import errors, gptq, sample_outputs
 from edge_rt.quant.grid import Grid, fit
 from edge_rt.quant.report import LinearReport
 from edge_rt.quant.salient import salient_channels
 from edge_rt.recipes import QuantRecipe
-
-TARGET_DAMPING = 0.1  # of the covariance's mean diagonal: less follows the calibration text's noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class GroupQuantizer:
         salient = self._salient(list(originals.values()), moments)
         channels = salient.tolist()
         corrects_bias = recipe.method == "gptq"
-        hessian = moments.covariance if corrects_bias else moments.mean_square
+        hessian = moments.scatter if corrects_bias else moments.about_zero()
         xp = array_namespace(hessian)
         scaling = awq.Scaling(0.0, xp.ones_like(xp.astype(moments.q, xp.float32)))
         if recipe.awq:
@@ -85,26 +84,24 @@ class GroupQuantizer:
                 weights, hessian, magnitude, channels, group_size=size, qmax=self.qmax
             )
         scales = scaling.scales[:, None]
-        scaled_hessian = hessian / (scales * scaling.scales)
-        importance = xp.astype(xp.linalg.diagonal(scaled_hessian), xp.float32)
-        hessian32 = xp.astype(hessian, xp.float32)
+        targets = _targets(specs, originals, moments) if corrects_bias else originals
+        curvature = Curvature.of(hessian, channels, size, scaling.scales) if corrects_bias else None
+        scaled_hessian = curvature.hessian if curvature else scaled(hessian, scaling.scales)
+        importance = xp.linalg.diagonal(scaled_hessian)
         quantized, reports = {}, []
         for spec in specs:
             original, bias = originals[spec.name], linears[spec.name].bias
-            steps = self._steps(original, hessian32, channels, scales, importance)
-            if corrects_bias:
-                target = moments.target(original, TARGET_DAMPING, residual=spec.residual)
-                weight, grid = gptq(
-                    target * scales, scaled_hessian, channels, group_size=size, qmax=self.qmax
-                )
+            target = targets[spec.name] * scales
+            steps = self._steps(original, scaled_hessian, channels, scales)
+            if curvature:
+                weight, grid = gptq(target, curvature, qmax=self.qmax)
                 shift = moments.bias(original, weight / scales, residual=spec.residual)
                 bias = shift if bias is None else bias + shift
                 last = list(steps)[-1]
-                steps[f"{last}_gptq"] = _error(target - weight / scales, original, hessian32)
+                steps[f"{last}_gptq"] = _error(target - weight, original * scales, scaled_hessian)
             else:
-                clipping = importance if recipe.awq else None
-                grid = fit(original * scales, channels, size, self.qmax, clipping)
-                weight = grid.rounded(original * scales, channels)
+                grid = fit(target, channels, size, self.qmax, importance if recipe.awq else None)
+                weight = grid.rounded(target, channels)
             quantized[spec.name] = QuantizedWeight(weight, grid, bias)
             reports.append(
                 LinearReport(
@@ -129,23 +126,45 @@ class GroupQuantizer:
         return salient_channels(measure, self.recipe.outlier_fraction)
 
     def _steps(
-        self, weight: Array, hessian: Array, salient: list[int], scales: Array, importance: Array
+        self, weight: Array, hessian: Array, salient: list[int], scales: Array
     ) -> dict[str, float]:
-        """The output error after each step before GPTQ, on a sample of the outputs."""
+        """The output error after each step before GPTQ, on a sample of the outputs.
+
+        `hessian` is of inputs divided by `scales` [inputs, 1].
+        """
+        xp = array_namespace(weight)
         weight = sample_outputs(weight)
+        importance = xp.linalg.diagonal(hessian)
+        ones = xp.ones_like(scales)
 
-        def error(scaled: Array, kept: list[int], importance: Array | None, scales: Array) -> float:
+        def error(factors: Array, kept: list[int], importance: Array | None) -> float:
+            scaled = weight * factors
             grid = fit(scaled, kept, self.recipe.group_size, self.qmax, importance)
-            return _error(weight - grid.rounded(scaled, kept) / scales, weight, hessian)
+            difference = weight - grid.rounded(scaled, kept) / factors
+            return _error(difference * scales, weight * scales, hessian)
 
-        ones = array_namespace(weight).ones_like(scales)
-        steps = {"rtn": error(weight, [], None, ones)}
+        steps = {"rtn": error(ones, [], None)}
         if salient:
-            steps["rtn_salient"] = error(weight, salient, None, ones)
+            steps["rtn_salient"] = error(ones, salient, None)
         if self.recipe.awq:
-            name = "awq_salient" if salient else "awq"
-            steps[name] = error(weight * scales, salient, importance, scales)
+            steps["awq_salient" if salient else "awq"] = error(scales, salient, importance)
         return steps
+
+
+def _targets(
+    specs: list[LinearSpec], weights: Mapping[str, Array], moments: Moments
+) -> dict[str, Array]:
+    """The weights that serve the quantized model best, were they not to be rounded.
+
+    Salient channels count in what holds them back, unlike in GPTQ: a few noisy ones would else
+    be made up for by all others.
+    """
+    curvature = Curvature.of(moments.scatter)
+    return {
+        spec.name: weights[spec.name]
+        + curvature.solve(moments.owed_by(weights[spec.name], residual=spec.residual))
+        for spec in specs
+    }
 
 
 def _error(difference: Array, weight: Array, hessian: Array) -> float:

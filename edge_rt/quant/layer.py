@@ -107,14 +107,14 @@ def _moments(
 ) -> Moments:
     """Move all passes to the next stop and sum up what `specs` will read there."""
 
-    def batches() -> Iterator[Moments]:
+    def batches() -> Iterator[tuple[Array, Array, Array | None]]:
         for one, float_one in zip(passes, float_passes, strict=True):
             step, float_step = one.send(serving), float_one.send(None)
             assert step.reads == specs[0].reads, "LINEARS are in the order in which a layer reads"
             lacking = None
             if any(spec.residual for spec in specs):
                 lacking = float_step.residual() - step.residual()
-            yield Moments.of(step.activations(), float_step.activations(), lacking)
+            yield step.activations(), float_step.activations(), lacking
 
     moments = Moments.total(batches())
     moments.check(specs[0].reads)

@@ -16,7 +16,8 @@ from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.device import Array, Device
 from edge_rt.model.gptj import Head, Layer, layer_from_tensors, layer_norm
 from edge_rt.quant.calibration import Moments, sample_sequences
-from edge_rt.quant.group import TARGET_DAMPING, GroupQuantizer
+from edge_rt.quant.curvature import Curvature
+from edge_rt.quant.group import GroupQuantizer
 from edge_rt.quant.layer import (
     QuantizedLayer,
     Streams,
@@ -130,7 +131,7 @@ class QuantizedLayers:
     def head(self, head: Head) -> Head:
         """With GPTQ, the weight and bias that serve the quantized model's last activations best.
 
-        As for every linear (Moments.target), but nothing is rounded to levels: the head only makes
+        As for every linear (Moments.owed_by), but nothing is rounded to levels: the head only makes
         up for what the layers have lost.
         """
         device, config = self._device, self._checkpoint.config
@@ -142,10 +143,11 @@ class QuantizedLayers:
             return layer_norm(x, *norm, config.layer_norm_epsilon)
 
         moments = Moments.total(
-            Moments.of(normed(q), normed(f), None)
+            (normed(q), normed(f), None)
             for q, f in zip(self._streams.quantized, self._streams.floats, strict=True)
         )
         weight = device.array(head.weight).T
-        fitted = moments.target(weight, TARGET_DAMPING, residual=False)
+        owed = moments.owed_by(weight, residual=False)
+        fitted = weight + Curvature.of(moments.scatter).solve(owed)
         shift = device.numpy(moments.bias(weight, fitted, residual=False))
         return replace(head, weight=device.numpy(fitted).T, bias=head.bias + shift)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,8 @@ import pytest
 
 from edge_rt.errors import CheckpointError
 from edge_rt.model.device import Device
-from edge_rt.quant.gptq import _absorb, _descend, _sweep, damped, gptq, unit_upper_factor
+from edge_rt.quant.curvature import Curvature
+from edge_rt.quant.gptq import _absorb, _descend, _sweep, gptq
 from edge_rt.quant.grid import Grid, fit
 from edge_rt.quant.pack import pack
 
@@ -106,9 +108,9 @@ def test_sweep_is_the_textbook_loop(fraction: float, dead: bool) -> None:
             x[:, rng.integers(inputs)] = 0.0
         hessian, weight = moment(x), normal(rng, inputs, outputs)
         salient = pick(rng, inputs, fraction)
-        importance = np.diagonal(hessian).astype(np.float32)
-        grid = fit(weight, salient, 8, QMAX, importance)
-        found = _sweep(weight, damped(hessian, salient), importance, salient, grid)
+        curvature = Curvature.of(hessian, salient, 8)
+        grid = fit(weight, salient, 8, QMAX, np.diagonal(curvature.hessian))
+        found = _sweep(weight, curvature, grid)
         expected = textbook(weight, hessian, salient, 8)
         allowed = 1e-6 * np.abs(expected)
         allowed[salient] += 2.0**-10 * np.abs(expected[salient])  # the FP16 value beside it
@@ -122,23 +124,6 @@ def test_sweep_is_the_textbook_loop(fraction: float, dead: bool) -> None:
         rest = [c for c in range(inputs) if c not in salient]
         np.testing.assert_array_equal(grid.rounded(found, salient)[rest], found[rest])
     assert same >= 0.97 * total
-
-
-@pytest.mark.parametrize("inputs", [1, 2, 17, 60])
-def test_feedback_undoes_the_factor_of_the_inverse(inputs: int) -> None:
-    """GPTQ's code takes rows of the upper Cholesky factor of the inverse, over their diagonal."""
-    rng = np.random.default_rng(inputs)
-    x = correlated(rng, 4 * inputs, inputs)
-    x[:, inputs // 3] = 0.0
-    hessian, order = moment(x), rng.permutation(inputs).tolist()
-    if inputs == 1:
-        assert unit_upper_factor(hessian + 1, order).tolist() == [[1.0]]
-        return
-    factor = np.linalg.cholesky(np.linalg.inv(damp(hessian, [])[np.ix_(order, order)])).T
-    expected = np.linalg.inv(factor / np.diagonal(factor)[:, None])
-    found = unit_upper_factor(damped(hessian, []), order)
-    np.testing.assert_array_equal(np.tril(found), np.eye(inputs))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def quantized_at_random(
@@ -161,10 +146,11 @@ def test_descent_never_raises_an_error(fraction: float) -> None:
         inputs = int(rng.integers(2, 90))
         salient = pick(rng, inputs, fraction)
         weight, result, hessian, grid = quantized_at_random(rng, inputs, salient)
+        curvature = replace(Curvature.of(hessian, salient, 32), damping=0.0)
         kept, scales = result[salient].copy(), grid.scales.copy()
         before = first = output_errors(weight - result, hessian)
         for _ in range(4):
-            _descend(weight, result, hessian.astype(np.float32), salient, grid)
+            _descend(weight, result, curvature, grid)
             after = output_errors(weight - result, hessian)
             assert (after <= before * (1 + 1e-5) + 1e-6 * first).all()
             before = after
@@ -189,22 +175,22 @@ def test_salient_channels_make_up_for_the_others(fraction: float) -> None:
         weight = normal(rng, inputs, 5)
         result = (weight + 0.1 * normal(rng, inputs, 5)).astype(np.float32)
         before = result.copy()
-        hessian = moment(x)
-        hessian[salient, salient] += 0.01 * np.mean(x[:, salient] ** 2)
-        _absorb(weight, result, hessian, salient)
+        curvature = Curvature.of(moment(x), salient, 32)
+        ridge = 0.01 * float(np.mean(x[:, salient] ** 2))
+        _absorb(weight, result, replace(curvature, damping=ridge))
         rest = [c for c in range(inputs) if c not in salient]
         np.testing.assert_array_equal(result[rest], before[rest])
         # The outputs that the rest owes, from the data: no normal equations.
         owed = x[:, rest] @ (weight[rest] - before[rest]).astype(np.float64) / np.sqrt(len(x))
-        ridge = np.sqrt(0.01 * np.mean(x[:, salient] ** 2)) * np.eye(len(salient))
-        stacked = np.vstack([x[:, salient] / np.sqrt(len(x)), ridge])
+        held = np.sqrt(ridge) * np.eye(len(salient))
+        stacked = np.vstack([x[:, salient] / np.sqrt(len(x)), held])
         change = np.linalg.lstsq(stacked, np.vstack([owed, np.zeros((len(salient), 5))]))[0]
         np.testing.assert_allclose(result[salient], weight[salient] + change, rtol=6e-4, atol=1e-4)
 
 
 def test_nothing_to_absorb_into() -> None:
     weight, result = np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)
-    _absorb(weight, result, np.eye(4), [])
+    _absorb(weight, result, Curvature.of(np.eye(4)))
     assert (result == 0).all()
 
 
@@ -219,7 +205,7 @@ def test_never_worse_than_rounding_to_nearest() -> None:
         weight = (rng.standard_t(4, (inputs, outputs)) * 0.1).astype(np.float32)
         salient = pick(rng, inputs, (0.0, 0.01, 0.05)[number % 3])
         hessian = moment(x)
-        found, grid = gptq(weight, hessian, salient, group_size=32, qmax=QMAX)
+        found, grid = gptq(weight, Curvature.of(hessian, salient, 32), qmax=QMAX)
         assert_stored(found, grid, salient)
         rounded = fit(weight, salient, 32, QMAX).rounded(weight, salient)
         ours = output_errors(weight - found, hessian)
@@ -276,7 +262,7 @@ def test_degenerate_input(name: str, salient: list[int], tokens: int) -> None:
     rng = np.random.default_rng(6)
     weight, x = changed(normal(rng, 70, 6), correlated(rng, tokens, 70), name)
     hessian = moment(x)
-    found, grid = gptq(weight, hessian, salient, group_size=32, qmax=QMAX)
+    found, grid = gptq(weight, Curvature.of(hessian, salient, 32), qmax=QMAX)
     assert_stored(found, grid, salient)
     rounded = fit(weight, salient, 32, QMAX).rounded(weight, salient)
     ours, nearest = (output_errors(weight - w, hessian) for w in (found, rounded))
@@ -290,17 +276,17 @@ def test_a_weight_beyond_fp16_is_refused() -> None:
     weight = normal(np.random.default_rng(7), 70, 6)
     weight[5, 3] = 1e5
     with pytest.raises(CheckpointError, match=r"a salient channel holds 100000.*'float'"):
-        gptq(weight, np.eye(70), [5], group_size=32, qmax=QMAX)
+        gptq(weight, Curvature.of(np.eye(70), [5], 32), qmax=QMAX)
     weight[5, 3] = 2e6
     with pytest.raises(CheckpointError, match=r"the scale of a group holds 133333, .*'float'"):
-        gptq(weight, np.eye(70), [], group_size=32, qmax=QMAX)
+        gptq(weight, Curvature.of(np.eye(70), [], 32), qmax=QMAX)
 
 
 def test_input_is_left_alone() -> None:
     rng = np.random.default_rng(8)
     weight, hessian = normal(rng, 40, 3), moment(correlated(rng, 50, 40))
     copies = weight.copy(), hessian.copy()
-    gptq(weight, hessian, [3], group_size=32, qmax=QMAX)
+    gptq(weight, Curvature.of(hessian, [3], 32), qmax=QMAX)
     np.testing.assert_array_equal(weight, copies[0])
     np.testing.assert_array_equal(hessian, copies[1])
 
@@ -313,10 +299,11 @@ def test_torch_does_the_same(salient: list[int]) -> None:
     """
     rng = np.random.default_rng(9)
     weight, hessian = normal(rng, 90, 24), moment(correlated(rng, 400, 90))
-    found, grid = gptq(weight, hessian, salient, group_size=32, qmax=QMAX)
+    found, grid = gptq(weight, Curvature.of(hessian, salient, 32), qmax=QMAX)
     device = Device.open("torch-cpu")
-    moved = device.array(weight), device.array(hessian)
-    theirs, their_grid = gptq(*moved, salient, group_size=32, qmax=QMAX)
+    theirs, their_grid = gptq(
+        device.array(weight), Curvature.of(device.array(hessian), salient, 32), qmax=QMAX
+    )
     again = device.numpy(theirs)
     rest = [c for c in range(90) if c not in salient]
     equal = np.isclose(again, found, rtol=1e-6, atol=1e-9)[rest]
@@ -332,7 +319,7 @@ def test_a_channel_that_hardly_varies_keeps_its_weights() -> None:
     sizes = np.where(np.arange(128) % 4 == 0, 0.01, 1.0)
     x = rng.normal(size=(2000, 128)) * sizes
     weight = normal(rng, 128, 64)
-    result, grid = gptq(weight, moment(x), [], group_size=128, qmax=QMAX)
+    result, grid = gptq(weight, Curvature.of(moment(x), [], 128), qmax=QMAX)
     quiet = sizes < 1
     change = np.abs(result - weight)[quiet].mean()
     rounding = np.abs(fit(weight, [], 128, QMAX).rounded(weight, []) - weight)[quiet].mean()

@@ -48,7 +48,7 @@ class Case:
             )
             for name, linear in self.linears.items()
         }
-        moments = Moments.of(where.array(self.q), where.array(self.f), where.array(self.r))
+        moments = Moments.total([(where.array(self.q), where.array(self.f), where.array(self.r))])
         quantizer = GroupQuantizer(recipe, where, np.random.default_rng(seed), 15)
         return quantizer.quantize(self.specs, moved, moments)
 
@@ -234,7 +234,7 @@ def test_random_channels_are_the_seeds() -> None:
     # 80 draws out of 70 channels: no channel can be favoured much.
     assert np.bincount(np.concatenate(drawn), minlength=INPUTS).max() <= 6
     quantizer = GroupQuantizer(recipe, Device.open(), np.random.default_rng(0), 15)
-    moments = Moments.of(data.q, data.f, data.r)
+    moments = Moments.total([(data.q, data.f, data.r)])
     pair = [quantizer.quantize(data.specs, data.linears, moments).salient for _ in range(2)]
     assert pair[0].tolist() == drawn[0] != pair[1].tolist(), "the next group has its own"
 
@@ -352,7 +352,9 @@ def test_torch_does_the_same(recipe: QuantRecipe, residual: bool) -> None:
             same = np.isclose(np.asarray(other.weight), one.weight, rtol=1e-4, atol=1e-6)
             equal.append(same.ravel())
             if one.bias is not None:
-                np.testing.assert_allclose(np.asarray(other.bias), one.bias, atol=0.02)
+                alike = same.all(axis=0)  # what else a bias makes up for, it should not
+                found_bias, their_bias = one.bias[alike], np.asarray(other.bias)[alike]
+                np.testing.assert_allclose(their_bias, found_bias, atol=1e-3)
         for report, other_report in zip(found.reports, theirs.reports, strict=True):
             assert other_report.awq_alpha == report.awq_alpha
             assert other_report.output_error == pytest.approx(report.output_error, rel=0.01)
