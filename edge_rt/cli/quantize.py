@@ -21,7 +21,6 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument(
         "--recipe",
-        default=DEFAULT_RECIPE,
         metavar="NAME|FILE",
         help=f"a recipe of calib/ or a .toml file (default {DEFAULT_RECIPE})",
     )
@@ -40,8 +39,9 @@ def run(options: argparse.Namespace) -> int:
     from edge_rt.quant.store import IMPORTED
 
     started = time.monotonic()
-    layers: list[LayerRun] = []
-    info = quantize(options.checkpoint, options.out, options.recipe, options.device, layers.append)
+    runs: list[LayerRun] = []
+    recipe = options.recipe or DEFAULT_RECIPE
+    info = quantize(options.checkpoint, options.out, recipe, options.device, runs.append)
     seconds = time.monotonic() - started
     done = info.quantization
     size_bytes = sum(entry.size_bytes for entry in info.files.values())
@@ -53,12 +53,15 @@ def run(options: argparse.Namespace) -> int:
     )
     if done.recipe == IMPORTED:
         how = f"taken over from {done.method.upper()} as it is: {how}"
+        if options.recipe:
+            say(options, f"recipe {options.recipe} was not used: the checkpoint is quantized")
+    *layers, head = runs
     resumed = sum(layer.resumed for layer in layers)
-    peak_bytes = max(layer.peak_rss_bytes for layer in layers)
+    peak_bytes = max(run.peak_rss_bytes for run in runs)
     say(options, f"{options.out}: {how}; {size_bytes / 1e6:.1f} MB, {seconds:.1f} s")
     if resumed:
         say(options, f"{resumed} of {len(layers)} layers were there from a run that was cut short")
-    say(options, f"at most {peak_bytes / 1e6:.0f} MB of memory in a layer")
+    say(options, f"at most {peak_bytes / 1e6:.0f} MB of memory at a time")
     if done.group_size is not None:
         say(options, f"how each layer fared: {options.out / PAGE_FILE}")
     finish(
@@ -74,7 +77,9 @@ def run(options: argparse.Namespace) -> int:
             "calibration_sha256": done.calibration_sha256,
             "duration_s": seconds,
             "device": options.device,
+            "peak_rss_bytes": peak_bytes,
             "layers": [asdict(layer) for layer in layers],
+            "head": {"duration_s": head.duration_s, "peak_rss_bytes": head.peak_rss_bytes},
         },
     )
     return 0

@@ -61,9 +61,12 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 
 @dataclass(frozen=True, slots=True)
 class LayerRun:
-    """How one layer went: `resumed` from an earlier run, or else what it took."""
+    """How one layer went: `resumed` from an earlier run, or else what it took.
 
-    index: int
+    `index` is None for the head, which follows the last layer.
+    """
+
+    index: int | None
     resumed: bool
     duration_s: float
     peak_rss_bytes: int
@@ -80,7 +83,7 @@ def quantize(
 
     A checkpoint that AutoAWQ or GPTQ has quantized is taken over as it is, whatever the recipe.
     Raises CheckpointError for a checkpoint and ConfigError for a recipe or device that cannot be
-    used; `out` then stays as it was. `watch` is told of each layer that is done.
+    used; `out` then stays as it was. `watch` is told of each layer that is done, and of the head.
     """
     _check_out(out)
     recipe, text = recipes.quantization(recipe_name)
@@ -211,6 +214,8 @@ def _write_tensors(
         weights.add(made.layer, made.linears)
         reports.append(made.reports)
         watch(run)
+    started = time.monotonic()
+    _forget_peak_rss()
     head = layers.head(original_head)
     stored_head = to_stored(head.weight, "lm_head.weight")
     store.save_outer(out, stored_wte, head, stored_head, config)
@@ -220,6 +225,7 @@ def _write_tensors(
         out / GOLDEN_FILE,
         [GoldenPrompt(t.astype(np.int32), y) for t, y in zip(golden_tokens, logits, strict=True)],
     )
+    watch(LayerRun(None, False, time.monotonic() - started, _peak_rss_bytes()))
     return weights, reports
 
 

@@ -177,6 +177,14 @@ def _load(
         raise CheckpointError(f"{path} cannot be read ({error}); quantize again") from error
 
 
+def _shapes(path: Path, names: Sequence[str]) -> list[tuple[int, ...]]:
+    try:
+        with safe_open(path, framework="np") as tensors:
+            return [tuple(tensors.get_slice(name).get_shape()) for name in names]
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); quantize again") from error
+
+
 class QuantizedCheckpoint:
     """Reads a quantized checkpoint back, layer by layer, as float32 for the reference forward."""
 
@@ -201,9 +209,34 @@ class QuantizedCheckpoint:
                 f"quantize the checkpoint again"
             )
         try:
-            return cls(directory, settings.from_table(QuantInfo, table, str(path)))
+            found = cls(directory, settings.from_table(QuantInfo, table, str(path)))
         except ConfigError as error:
             raise CheckpointError(f"{error}; quantize the checkpoint again") from error
+        found._check_sizes()
+        return found
+
+    def _check_sizes(self) -> None:
+        """CheckpointError where quant.json describes another model than the files hold."""
+        config = self.info.model
+        names = ("wte.weight", "lm_head.weight", "rotary.cos")
+        expected = (
+            (config.vocab_size, config.n_embd),
+            (config.vocab_size, config.n_embd),
+            (config.n_positions, config.rotary_dim // 2),
+        )
+        shapes = _shapes(self.directory / OUTER_FILE, names)
+        for name, shape, found in zip(names, expected, shapes, strict=True):
+            if shape != found:
+                raise CheckpointError(
+                    f"{self.directory / MARKER} describes {name} as {list(shape)}, but "
+                    f"{OUTER_FILE} holds {list(found)}; quantize the checkpoint again"
+                )
+        layers = sum(name.startswith("layer.") for name in self.info.files)
+        if layers != config.n_layer:
+            raise CheckpointError(
+                f"{self.directory / MARKER} describes {config.n_layer} layers, but lists files of "
+                f"{layers}; quantize the checkpoint again"
+            )
 
     def check_files(self) -> None:
         """CheckpointError names the first file that is missing, truncated or altered."""

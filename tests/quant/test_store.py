@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 from collections.abc import Callable
@@ -143,9 +144,8 @@ def test_a_file_that_cannot_be_read_is_named(
     damaged = tmp_path / "q"
     shutil.copytree(demo_quantized, damaged)
     (damaged / file).write_bytes((damaged / file).read_bytes()[:1000])
-    opened = QuantizedCheckpoint.open(damaged)
     with pytest.raises(CheckpointError, match=file.replace(".", r"\.")):
-        opened.layer(1) if file.startswith("layer") else opened.head()
+        QuantizedCheckpoint.open(damaged).layer(1)
 
 
 def test_one_altered_byte_is_found(demo_quantized: Path, tmp_path: Path) -> None:
@@ -158,3 +158,24 @@ def test_one_altered_byte_is_found(demo_quantized: Path, tmp_path: Path) -> None
         with pytest.raises(CheckpointError, match=rf"{name} was altered"):
             QuantizedCheckpoint.open(damaged).check_files()
         shutil.rmtree(damaged)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("n_embd", 128, r"describes wte.weight as \[3072, 128\], but outer.safetensors holds"),
+        ("vocab_size", 99, r"describes wte.weight as \[99, "),
+        ("rotary_dim", 8, r"describes rotary.cos"),
+        ("n_layer", 9, "describes 9 layers, but lists files of"),
+    ],
+)
+def test_sizes_that_are_not_the_files_are_refused(
+    demo_quantized: Path, tmp_path: Path, key: str, value: int, says: str
+) -> None:
+    shutil.copytree(demo_quantized, tmp_path / "q")
+    path = tmp_path / "q" / "quant.json"
+    table = json.loads(path.read_text())
+    table["model"][key] = value
+    path.write_text(json.dumps(table))
+    with pytest.raises(CheckpointError, match=says):
+        QuantizedCheckpoint.open(tmp_path / "q")
