@@ -30,8 +30,7 @@ class OrtOptions:
     """ONNX Runtime engine.
 
     `accuracy_level` 0 multiplies in float32; 4 quantizes activations to int8 in blocks, which is
-    faster. At level 4 with `block_size` 32, on a CPU with AVX-512, a row's result is the same bits
-    in any batch.
+    faster. At level 4 with `block_size` 32 a row's result is the same bits in any batch.
     `threads` 0 takes every core.
     """
 

@@ -82,7 +82,11 @@ class OrtRunner:
     def decode(self, rows: Sequence[DecodeRow], *, want_logits: bool = False) -> Sampled:
         """One session run for all rows."""
         slots = [row.pages[0] for row in rows]
-        first, count = min(slots), max(slots) - min(slots) + 1
+        # Never one slot alone: on a CPU without AVX-512 its products would differ in their last
+        # bits from those of several, and they are no faster.
+        last = max(*slots, min(min(slots) + 1, self._limits.max_rows - 1))
+        first = max(0, min(*slots, last - 1))
+        count = last - first + 1
         if (first, count) not in self._decode_steps:
             self._decode_steps[first, count] = _Step(self._memory, first, count, 1)
         step = self._decode_steps[first, count]
