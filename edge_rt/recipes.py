@@ -165,6 +165,10 @@ def find(kind: Kind, name_or_file: str) -> Path:
         return data_dir(kind) / f"{name_or_file}.toml"
     match = difflib.get_close_matches(name_or_file, names(kind), n=1)
     hint = f"; did you mean '{match[0]}'?" if match else ""
+    other: Kind = "calib" if kind == "engines" else "engines"
+    if name_or_file in names(other):
+        command = "quantize" if other == "calib" else "build"
+        hint = f": that is a recipe of edge-rt {command}"
     raise ConfigError(
         f"no recipe '{name_or_file}'{hint} (shipped: {', '.join(names(kind))}; "
         f"or give the path of a .toml file)"

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -18,6 +19,8 @@ from typing import Any
 from edge_rt.errors import ConfigError, EdgeRTError
 
 _CHUNK_BYTES = 1 << 20
+
+_logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -33,21 +36,22 @@ def atomic_directory(path: Path, marker: str, resume_key: str | None = None) -> 
     The directory is empty, unless `resume_key` names the job: then it holds what the last run of
     this job had written when it failed or was killed, less `marker`. The block decides which of
     these files are whole; those of `write_atomic` are. A run starts from nothing while another run
-    of its job is alive, and removes what runs of other jobs left.
+    of its job is alive. What runs of other jobs left stays, and the log names it.
     """
     with contextlib.ExitStack() as held:
         try:
             path = path.resolve()  # through a link, the directory is replaced and the link stays
-            job = None if resume_key is None else _partial(path, _key8(resume_key))
+            job = None if resume_key is None else _beside(path, "unfinished", _key8(resume_key))
             path.parent.mkdir(parents=True, exist_ok=True)
             # One run at a time looks at and renames what lies beside `path`.
             with _locked(path.parent, wait=True):
-                _recover(path, keep=job)
+                _recover(path)
+                _name_unfinished(path, but=job)
                 _check_replaceable(path, marker)
                 if job is not None and _resume(job, marker, held):
                     partial = job
                 else:
-                    partial = _partial(path, secrets.token_hex(4))
+                    partial = _beside(path, "partial", secrets.token_hex(4))
                     partial.mkdir()
                     held.enter_context(_locked(partial))
         except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
@@ -64,6 +68,12 @@ def atomic_directory(path: Path, marker: str, resume_key: str | None = None) -> 
         except BaseException as error:
             kept = _abandon(partial, held, keep=partial == job)
             if not isinstance(error, OSError):
+                if kept:
+                    _logger.warning(
+                        "what was finished is kept in %s, and the same command goes on from there; "
+                        "remove it if you do not want that",
+                        partial,
+                    )
                 raise
             # Of the block's reading as well as its writing: the error itself names the file.
             message = f"{path} was not written: {error}"
@@ -72,8 +82,8 @@ def atomic_directory(path: Path, marker: str, resume_key: str | None = None) -> 
             raise ConfigError(message) from error
 
 
-def _partial(path: Path, suffix: str) -> Path:
-    return path.with_name(f".{path.name}.partial-{suffix}")
+def _beside(path: Path, kind: str, suffix: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}-{suffix}")
 
 
 def _key8(resume_key: str) -> str:
@@ -86,7 +96,12 @@ def _resume(job: Path, marker: str, held: contextlib.ExitStack) -> bool:
     try:
         job.mkdir(exist_ok=True)
         held.enter_context(_locked(job))
-    except (BlockingIOError, FileExistsError, NotADirectoryError):
+    except BlockingIOError:
+        _logger.warning(
+            "another run of the same job is at work in %s; this one starts from nothing", job
+        )
+        return False
+    except (FileExistsError, NotADirectoryError):
         return False
     # The marker says that all is whole: only the run that finishes may say so.
     for leftover in [job / marker, *job.rglob(_temporary("*"))]:
@@ -147,12 +162,24 @@ def _swap(partial: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _recover(path: Path, keep: Path | None) -> None:
+def _name_unfinished(path: Path, but: Path | None) -> None:
+    """Hours of work may lie in what a run with other settings left: only its owner removes it."""
+    kind = re.compile(rf"\.{re.escape(path.name)}\.unfinished-[0-9a-f]{{8}}")
+    for sibling in path.parent.iterdir():
+        if kind.fullmatch(sibling.name) and sibling != but:
+            _logger.warning(
+                "%s is what a run with other inputs, settings or versions left unfinished; the "
+                "same command as then goes on from there; remove it if you do not want that",
+                sibling,
+            )
+
+
+def _recover(path: Path) -> None:
     """Undo what a killed run left: one killed between the two renames of `_swap` had no target."""
     ours = re.compile(rf"\.{re.escape(path.name)}\.(old|partial)-[0-9a-f]{{8}}")
     for sibling in list(path.parent.iterdir()):
         match = ours.fullmatch(sibling.name)
-        if match is None or not sibling.is_dir() or sibling == keep:
+        if match is None or not sibling.is_dir():
             continue
         if match[1] == "partial":
             # One that is still locked belongs to a run that is alive; a link is not ours.

@@ -74,6 +74,13 @@ def test_installation_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         recipes.names("engines")
 
 
+def test_a_recipe_of_the_other_command_is_named() -> None:
+    with pytest.raises(ConfigError, match="no recipe 'int4': that is a recipe of edge-rt quantize"):
+        recipes.engine("int4")
+    with pytest.raises(ConfigError, match=r"'demo\.cpu': that is a recipe of edge-rt build"):
+        recipes.quantization("demo.cpu")
+
+
 @pytest.mark.parametrize("batch", [0, -1, recipes.MAX_BATCH + 1])
 def test_max_batch_out_of_range(batch: int) -> None:
     with pytest.raises(ConfigError, match=f"max_batch must be 1 to 16 requests, found {batch}"):

@@ -67,7 +67,7 @@ def only_holds_layers(path: Path) -> None:
 
 
 def partials(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(f".{path.name}.partial-*"))
+    return sorted(path.parent.glob(f".{path.name}.unfinished-*"))
 
 
 @pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt(), SystemExit(), FULL])
@@ -98,10 +98,19 @@ def test_without_a_key_nothing_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [None, "other", ""])
-def test_another_job_starts_from_nothing_and_tidies(tmp_path: Path, other: str | None) -> None:
+def test_another_job_starts_from_nothing_and_leaves_the_first_alone(
+    tmp_path: Path, other: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     target = tmp_path / "model"
     fail_after(target, "job", "sub/1", ValueError())
+    (left,) = partials(target)
+    assert f"is kept in {left}" in caplog.text
     assert write(target, other) == []
+    assert f"{left} is what a run with other inputs" in caplog.text
+    assert partials(target) == [left]
+    caplog.clear()
+    assert write(target, "job") == ["sub/0", "sub/1"]
+    assert not caplog.text
     only_holds_layers(target)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,8 @@ def main() -> None:
         "tie_word_embeddings": False,
     }
     config = ModelConfig.from_hf(table)
+    if options.out.exists():
+        sys.exit(f"{options.out} exists; name a new directory")
     options.out.mkdir(parents=True)
     (options.out / "config.json").write_text(json.dumps(table, indent=1) + "\n")
     shutil.copy(data_dir("engines") / "demo" / "tokenizer.json", options.out)

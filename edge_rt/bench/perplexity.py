@@ -136,8 +136,8 @@ def windows(tokens: Sequence[int] | I64, context: int) -> I64:
     count = len(tokens) // context
     if count == 0:
         raise ConfigError(
-            f"the text has {len(tokens)} tokens, fewer than one window of {context}; "
-            f"give a longer text or a smaller --context"
+            f"{len(tokens)} tokens are fewer than one window of {context}; "
+            f"give more text (and --tokens), or a smaller --context"
         )
     return np.asarray(tokens, np.int64)[: count * context].reshape(count, context)
 

@@ -171,10 +171,11 @@ def _open(path: Path) -> _Target:
         config = checkpoint.config
         source = perplexity.of_checkpoint(checkpoint)
         return _Target(path, "checkpoint", source, config.vocab_size, config.n_positions)
-    found = "holds none of their files" if path.is_dir() else "is no directory"
-    raise ConfigError(
-        f"{path} {found}; give a Hugging Face checkpoint (config.json), a quantized checkpoint "
-        f"({MARKER}) or a bundle ({MANIFEST})"
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory; give a checkpoint or a bundle")
+    raise CheckpointError(
+        f"{path} holds neither config.json (of a Hugging Face checkpoint) nor {MARKER} (of a "
+        f"quantized one) nor {MANIFEST} (of a bundle); give one of the three"
     )
 
 

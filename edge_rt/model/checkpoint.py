@@ -65,8 +65,11 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{directory} {found}, expected a directory with config.json and the weights"
         )
     if not (directory / "config.json").is_file():
+        known = {"quant.json": "is a quantized checkpoint already", "manifest.json": "is a bundle"}
+        of_ours = (what for file, what in known.items() if (directory / file).is_file())
         raise CheckpointError(
-            f"{directory} has no config.json; give the directory of a Hugging Face checkpoint"
+            f"{directory} {next(of_ours, 'has no config.json')}; give the directory of a Hugging "
+            f"Face checkpoint"
         )
     return read_json(directory / "config.json", CheckpointError)
 

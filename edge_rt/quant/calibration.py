@@ -30,7 +30,7 @@ def sample_sequences(
     if available == 0:
         raise ConfigError(
             f"the calibration text has {len(tokens)} tokens, less than one sequence of {length}; "
-            f"give a longer text"
+            f"give the recipe a longer calibration.text or a smaller calibration.tokens"
         )
     windows = tokens[: available * length].reshape(available, length)
     count = min(sequences, available)

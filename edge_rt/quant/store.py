@@ -197,8 +197,9 @@ class QuantizedCheckpoint:
         """Read quant.json; CheckpointError says what is wrong with it."""
         path = directory / MARKER
         if not path.is_file():
+            found = f"has no {MARKER}" if directory.is_dir() else "is not a directory"
             raise CheckpointError(
-                f"{directory} is no quantized checkpoint: it has no {MARKER}; "
+                f"{directory} is no quantized checkpoint: it {found}; "
                 f"make one with edge-rt quantize"
             )
         table = read_json(path, CheckpointError)
@@ -209,11 +210,11 @@ class QuantizedCheckpoint:
                 f"quantize the checkpoint again"
             )
         try:
-            found = cls(directory, settings.from_table(QuantInfo, table, str(path)))
+            opened = cls(directory, settings.from_table(QuantInfo, table, str(path)))
         except ConfigError as error:
             raise CheckpointError(f"{error}; quantize the checkpoint again") from error
-        found._check_sizes()
-        return found
+        opened._check_sizes()
+        return opened
 
     def _check_sizes(self) -> None:
         """CheckpointError where quant.json describes another model than the files hold."""

@@ -385,7 +385,7 @@ def test_a_terminated_run_leaves_nothing(demo_checkpoint: Path, tmp_path: Path) 
     arguments = ["quantize", str(demo_checkpoint), "--out", str(tmp_path / "q")]
     with subprocess.Popen([sys.executable, "-m", "edge_rt", *arguments]) as process:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".q.partial-*/*")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob(".q.unfinished-*/*")) and time.monotonic() < deadline:
             time.sleep(0.01)
         process.terminate()
     assert process.returncode == 143

@@ -397,3 +397,13 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert open_bytes < layer_bytes / 2
     assert peak_bytes < 1.5 * layer_bytes
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [("quant.json", "is a quantized checkpoint already"), ("manifest.json", "is a bundle")],
+)
+def test_what_was_made_of_a_checkpoint_is_none(tmp_path: Path, file: str, says: str) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"{says}; give the directory of a Hugging Face"):
+        Checkpoint.open(tmp_path)

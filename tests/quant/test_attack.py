@@ -33,7 +33,7 @@ def cut_short(
 
         with pytest.raises(ConfigError, match="kept"):
             quantize(source, tmp_path / "q", recipe, watch=stop)
-        (left,) = tmp_path.glob(".q.partial-*")
+        (left,) = tmp_path.glob(".q.unfinished-*")
         return source, left
 
     return run

@@ -56,7 +56,7 @@ def test_a_killed_run_goes_on(
     killed = subprocess.run(command, check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert not out.exists()
-    (partial,) = tmp_path.glob(".q.partial-*")
+    (partial,) = tmp_path.glob(".q.unfinished-*")
     (partial / "layer.007.safetensors").write_bytes(b"a stranger's")
     (partial / "decoder.onnx").mkdir()
     runs: list[LayerRun] = []
@@ -76,7 +76,7 @@ def test_another_job_does_not_go_on_from_it(
     runs: list[LayerRun] = []
     quantize(source, out, recipe("rtn"), watch=runs.append)
     assert not any(run.resumed for run in runs)
-    assert not list(tmp_path.glob(".q*"))
+    assert len(list(tmp_path.glob(".q*"))) == 1, "hours of work may be in it"
 
 
 def test_a_changed_checkpoint_is_another_job(
