@@ -75,7 +75,7 @@ def check_greedy(found: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]) 
 def test_windows_are_the_text_without_its_remainder(length: int, context: int) -> None:
     tokens = list(range(length))
     if length < context:
-        with pytest.raises(ConfigError, match=f"the text has {length} tokens, fewer than one"):
+        with pytest.raises(ConfigError, match=f"{length} tokens are fewer than one window of"):
             windows(tokens, context)
         return
     cut = windows(tokens, context)

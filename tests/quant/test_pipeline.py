@@ -150,7 +150,7 @@ def refused(
     ("text", "error", "message"),
     [
         (b"", ConfigError, "has 0 tokens"),
-        (b"short", ConfigError, "give a longer text"),
+        (b"short", ConfigError, "longer calibration.text or a smaller"),
         (b"\xff\xfe\x00binary" * 100, ConfigError, "not UTF-8 text"),
         (None, ConfigError, "cannot be read"),
     ],
