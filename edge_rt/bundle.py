@@ -103,14 +103,14 @@ class Manifest:
         check_names(self.files)
 
     def limits(self) -> Limits:
-        """What an engine with one buffer per request holds: a page is a whole context."""
+        """What an engine with one buffer per row holds: a page is a whole context."""
         context = self.recipe.max_context or self.model.n_positions
         return Limits(
             max_requests=self.recipe.max_batch,
-            max_rows=self.recipe.max_batch,
+            max_rows=self.recipe.rows,
             max_tokens_per_step=self.recipe.max_tokens_per_step,
             prefill_chunk=self.recipe.prefill_chunk,
-            pages=self.recipe.max_batch,
+            pages=self.recipe.rows,
             page_tokens=context,
             max_context=context,
             vocab_size=self.model.vocab_size,

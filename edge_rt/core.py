@@ -1,41 +1,79 @@
 """The nouns that scheduler, engines and servers share: plain data, no behaviour of their own.
 
 Times are monotonic nanoseconds (`time.monotonic_ns`). A *row* is one sequence in the engine; a
-request takes one row (beams and n > 1 will take several). A *page* is `page_tokens` positions of
-key-value cache; an engine with one buffer per row offers pages of `max_context` tokens, so that a
-row's block table is then a single page: its slot.
+request takes as many as it wants continuations of its prompt. A *page* is `page_tokens` positions
+of key-value cache; an engine with one buffer per row offers pages of `max_context` tokens, so that
+a row's block table is then a single page: its slot.
+
+What is made for every token is a NamedTuple: a frozen dataclass takes three times as long to make.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class FinishReason(str, enum.Enum):
-    """Why a request ended; the values are OpenAI's where OpenAI has one."""
+    """Why a row ended; the values are OpenAI's where OpenAI has one."""
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
     ERROR = "error"
+
+
+class Priority(enum.IntEnum):
+    """Which requests go first; the lower value."""
+
+    INTERACTIVE = 0
+    BATCH = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request's tokens are chosen and when it stops; greedy for now."""
+    """How a row's tokens are chosen and when it stops.
+
+    `temperature` 0 takes the likeliest token. `top_k` 0, `top_p` 1 and `min_p` 0 leave every token
+    in. `repetition_penalty` divides (or multiplies, if negative) the logits of tokens seen in the
+    prompt or the output, `presence_penalty` and `frequency_penalty` are taken off those of the
+    output, `logit_bias` is added: pairs of token and bias. Before `min_tokens` no stop token is
+    chosen. `seed` and the row's index decide what is drawn, whatever else runs. `logprobs` asks for
+    each token's log-probability and for that many of the likeliest.
+    """
 
     max_tokens: int = 64
     stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to be continued. `id` is unique among the requests alive in a scheduler."""
+    """One prompt to be continued, in `rows` independent ways.
+
+    `id` is unique among the requests alive in a scheduler. One that has not ended at `deadline_ns`
+    ends with TIMEOUT.
+    """
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    rows: int = 1
+    priority: Priority = Priority.INTERACTIVE
+    deadline_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +90,74 @@ class Limits:
     vocab_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Consecutive prompt tokens of one row, the first at position `start`.
+class SampledToken(NamedTuple):
+    """A chosen token; its log-probability and the likeliest tokens' if they were asked for.
 
-    `sampling` is set on the prompt's last chunk only: that chunk yields the first new token.
+    Log-probabilities are the model's own: before penalties, bias and temperature.
+    """
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Draw(NamedTuple):
+    """What a row's next token depends on besides its logits.
+
+    `row` is its index among its request's rows. `output` grows with every token: an engine reads it
+    during the call and does not keep it.
+    """
+
+    sampling: SamplingParams
+    row: int
+    prompt: tuple[int, ...]
+    output: Sequence[int]
+
+
+class PrefillChunk(NamedTuple):
+    """Consecutive tokens of one row, the first at position `start`.
+
+    The last chunk of a prompt yields a token for each of `draws`, from the same logits; the others
+    have none.
     """
 
     request_id: str
     pages: tuple[int, ...]
     start: int
     tokens: tuple[int, ...]
-    sampling: SamplingParams | None
+    draws: tuple[Draw, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRow:
+class DecodeRow(NamedTuple):
     """One row that takes `token` at `position` and yields the next token."""
 
     request_id: str
     pages: tuple[int, ...]
     position: int
     token: int
-    sampling: SamplingParams
+    draw: Draw
+
+
+class PageCopy(NamedTuple):
+    """The first `tokens` positions of page `source` are to be those of page `target` too."""
+
+    request_id: str
+    source: int
+    target: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The work of one step.
+    """The work of one step: first the copies, then the prompts, then the rows that decode.
 
-    A request is in at most one of the two lists; in `prefill` it may stand several times, its
-    chunks in order.
+    A row is in at most one of the two lists; in `prefill` it may stand several times, its chunks in
+    order.
     """
 
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[DecodeRow, ...] = ()
+    copies: tuple[PageCopy, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -94,25 +165,26 @@ class Batch:
         return sum(len(chunk.tokens) for chunk in self.prefill) + len(self.decode)
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Sampled tokens, aligned with the batch; None where a chunk was not its prompt's last."""
+class StepResult(NamedTuple):
+    """Sampled tokens: one for each draw of each chunk, one for each row; in the batch's order."""
 
-    prefill: tuple[int | None, ...] = ()
-    decode: tuple[int, ...] = ()
+    prefill: tuple[SampledToken, ...] = ()
+    decode: tuple[SampledToken, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One token of a request, or its end, or both. Exactly one event of a request has `finish`.
+class TokenEvent(NamedTuple):
+    """One token of a row, or its end, or both; each row has one event with `finish`, its last.
 
-    `token` is None on an end that brings no token (a stop token is not text; cancellation; error).
-    `message` says what happened when `finish` is ERROR.
+    `is_last` stands on exactly one event of a request: the end of its last row. `token` is None on
+    an end that brings no token (a stop token is not text; cancellation; error). `message` says what
+    happened when `finish` is ERROR.
     """
 
     request_id: str
-    token: int | None
+    token: SampledToken | None
     finish: FinishReason | None = None
+    row: int = 0
+    is_last: bool = False
     message: str = ""
 
 

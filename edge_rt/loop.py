@@ -7,14 +7,25 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
-from edge_rt.core import Batch, FinishReason, Request, StepResult, StepStats, TokenEvent
+from edge_rt.core import (
+    Batch,
+    FinishReason,
+    PowerBudget,
+    Request,
+    SampledToken,
+    StepResult,
+    StepStats,
+    TokenEvent,
+)
 from edge_rt.errors import EngineError, RequestError
 from edge_rt.runtime.base import Runner
 from edge_rt.sched.scheduler import Scheduler
 
 OnEvent = Callable[[TokenEvent], None]
+AfterStep = Callable[[StepStats | None], None]
 
 logger = logging.getLogger(__name__)
 
@@ -22,18 +33,27 @@ logger = logging.getLogger(__name__)
 class Loop:
     """Serves requests over one engine, which it owns, step by step.
 
-    `submit` and `cancel` may be called from any thread; everything else, and every `on_event`,
-    runs in the one thread that calls `step`. An accepted request gets exactly one event with
-    `finish`, its last.
+    `submit`, `cancel` and `stop` may be called from any thread; everything else, and every
+    `on_event`, runs in the one thread that calls `step` or `run`. An accepted request gets exactly
+    one event with `is_last`, its last. `after_step` is called when the events of a step, or those
+    that came without one (None), have been delivered: whoever passes them on can do so at once.
     """
 
-    def __init__(self, runner: Runner, scheduler: Scheduler | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler | None = None,
+        after_step: AfterStep = lambda _stats: None,
+    ) -> None:
+        self.budget = PowerBudget()  # what the power governor allows from the next step on
         self._runner = runner
         self._scheduler = scheduler or Scheduler(runner.limits)
+        self._after_step = after_step
         self._sinks: dict[str, OnEvent] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._inbox_lock = threading.Lock()  # nothing enters after `close` has drained the inbox
         self._closed = False
+        self._stopping = False
 
     def submit(self, request: Request, on_event: OnEvent) -> None:
         """Hand a request in; RequestError if it can never be served, EngineError once closed.
@@ -46,17 +66,38 @@ class Loop:
                 raise EngineError("the engine is shut down and takes no more requests")
             self._inbox.put(partial(self._add, request, on_event))
 
-    def cancel(self, request_id: str) -> None:
-        """End a request before the next step; an id that is not alive is ignored."""
-        self._inbox.put(partial(self._cancel, request_id))
+    def cancel(
+        self,
+        request_id: str,
+        row: int | None = None,
+        finish: FinishReason = FinishReason.CANCELLED,
+    ) -> None:
+        """End a request, or one of its rows, before the next step; what does not live is ignored.
+
+        A reader that has seen a stop string ends the row with `finish` STOP.
+        """
+        self._inbox.put(partial(self._cancel, request_id, row, finish))
+
+    def run(self) -> None:
+        """Step until `stop`, and wait for requests when there are none."""
+        while not self._stopping:
+            if self.step() is None and not self._stopping:
+                self._wait()
+
+    def stop(self) -> None:
+        """Let `run` return after the step that it is in."""
+        self._inbox.put(self._stop)
 
     def step(self) -> StepStats | None:
         """Do one step; None if there was nothing to do. A step that failed counts no tokens."""
         self._drain_inbox()
         started_ns = time.monotonic_ns()
-        batch = self._scheduler.schedule(started_ns)
+        self._deliver(self._scheduler.expire(started_ns))
+        batch = self._scheduler.schedule(started_ns, self.budget)
         if not batch.tokens:
-            self._scheduler.check_integrity()
+            if self._scheduler.is_idle:
+                self._scheduler.check_integrity()
+            self._after_step(None)
             return None
         try:
             result, stats = _run(self._runner, batch, started_ns)
@@ -74,11 +115,12 @@ class Loop:
         else:
             events = self._scheduler.finish(result, time.monotonic_ns())
         self._deliver(events)
+        self._after_step(stats)
         return stats
 
     def run_until_idle(self) -> None:
         """Step until every request has ended."""
-        while self.step() is not None:
+        while self.step() is not None or not self._scheduler.is_idle:
             pass
 
     def close(self) -> None:
@@ -92,8 +134,19 @@ class Loop:
             self._closed = True
         self._drain_inbox()
         self._deliver(self._scheduler.cancel_all())
+        self._after_step(None)
         self._runner.close()
         self._scheduler.check_integrity()
+
+    def _wait(self) -> None:
+        """Until something is in the inbox, or a batching window closes."""
+        wake_ns = self._scheduler.wake_ns
+        timeout_s = None if wake_ns is None else max(0, wake_ns - time.monotonic_ns()) * 1e-9
+        with suppress(queue.Empty):
+            self._inbox.get(timeout=timeout_s)()
+
+    def _stop(self) -> None:
+        self._stopping = True
 
     def _drain_inbox(self) -> None:
         # As many as there are now: an `on_event` may hand in a new request while this runs.
@@ -102,25 +155,29 @@ class Loop:
 
     def _add(self, request: Request, on_event: OnEvent) -> None:
         try:
-            self._scheduler.add(request)
+            self._scheduler.add(request, time.monotonic_ns())
         except RequestError as error:
-            _call(on_event, TokenEvent(request.id, None, FinishReason.ERROR, str(error)))
+            event = TokenEvent(
+                request.id, None, FinishReason.ERROR, is_last=True, message=str(error)
+            )
+            _call(on_event, event)
         else:
             self._sinks[request.id] = on_event
 
-    def _cancel(self, request_id: str) -> None:
-        if event := self._scheduler.cancel(request_id):
-            self._deliver([event])
+    def _cancel(self, request_id: str, row: int | None, finish: FinishReason) -> None:
+        self._deliver(self._scheduler.cancel(request_id, row, finish))
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         for event in events:
             _call(self._sinks[event.request_id], event)
-            if event.finish is not None:
+            if event.is_last:
                 del self._sinks[event.request_id]
 
 
 def _run(runner: Runner, batch: Batch, started_ns: int) -> tuple[StepResult, StepStats]:
     begun_ns = time.monotonic_ns()
+    if batch.copies:
+        runner.copy(batch.copies)
     prefill = runner.prefill(batch.prefill).tokens if batch.prefill else ()
     prefilled_ns = time.monotonic_ns()
     decode = runner.decode(batch.decode).tokens if batch.decode else ()
@@ -132,27 +189,21 @@ def _run(runner: Runner, batch: Batch, started_ns: int) -> tuple[StepResult, Ste
         prefill_ns=prefilled_ns - begun_ns,
         decode_ns=decoded_ns - prefilled_ns,
     )
-    return _step_result(batch, prefill, decode, runner.limits.vocab_size), stats
+    draws = sum(len(chunk.draws) for chunk in batch.prefill)
+    _check(prefill, draws, runner.limits.vocab_size)
+    _check(decode, len(batch.decode), runner.limits.vocab_size)
+    return StepResult(prefill, decode), stats
 
 
-def _step_result(
-    batch: Batch,
-    prefill: tuple[int | None, ...],
-    decode: tuple[int | None, ...],
-    vocab_size: int,
-) -> StepResult:
-    """What the engine sampled, once it is seen to answer the batch; else EngineError."""
-    decoded = tuple(token for token in decode if token is not None)
-    if [token is not None for token in prefill] != [
-        chunk.sampling is not None for chunk in batch.prefill
-    ]:
-        raise EngineError("the engine did not sample exactly the prompts' last chunks")
-    if not len(decoded) == len(decode) == len(batch.decode):
-        raise EngineError(f"the engine sampled {len(decoded)} tokens of {len(batch.decode)} rows")
-    for token in (*prefill, *decode):
-        if token is not None and not 0 <= token < vocab_size:
-            raise EngineError(f"the engine sampled token {token} of a vocabulary of {vocab_size}")
-    return StepResult(prefill, decoded)
+def _check(tokens: tuple[SampledToken, ...], expected: int, vocab_size: int) -> None:
+    """EngineError unless the engine has answered what it was asked."""
+    if len(tokens) != expected:
+        raise EngineError(f"the engine sampled {len(tokens)} tokens where {expected} were due")
+    for token in tokens:
+        if not 0 <= token.id < vocab_size:
+            raise EngineError(
+                f"the engine sampled token {token.id} of a vocabulary of {vocab_size}"
+            )
 
 
 def _call(on_event: OnEvent, event: TokenEvent) -> None:

@@ -16,6 +16,7 @@ from edge_rt.errors import ConfigError
 Kind = Literal["engines", "calib"]
 
 MAX_BATCH = 16
+MAX_ROWS = 64
 MAX_THREADS = 1024
 MAX_MODELLED_MS = 60_000.0
 
@@ -62,10 +63,14 @@ class NullOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineRecipe:
-    """How a bundle is built and how much it serves at once; one file in engines/ each."""
+    """How a bundle is built and how much it serves at once; one file in engines/ each.
+
+    `max_batch` counts requests, `max_rows` their continuations (None: as many as requests).
+    """
 
     engine: Literal["ort", "null"]
     max_batch: int = 8
+    max_rows: int | None = None
     max_context: int | None = None  # None: what the model was trained for
     prefill_chunk: int = 64
     max_tokens_per_step: int = 256
@@ -78,6 +83,10 @@ class EngineRecipe:
             f"max_batch must be 1 to {MAX_BATCH} requests, found {self.max_batch}",
         )
         _require(
+            self.max_batch <= self.rows <= MAX_ROWS,
+            f"max_rows must be max_batch ({self.max_batch}) to {MAX_ROWS}, found {self.rows}",
+        )
+        _require(
             self.max_context is None or self.max_context >= 2,
             f"max_context must be 2 tokens or more, found {self.max_context}",
         )
@@ -86,10 +95,15 @@ class EngineRecipe:
         )
         # Else a new prompt would wait for as long as a full batch decodes.
         _require(
-            self.max_tokens_per_step >= self.prefill_chunk + self.max_batch,
-            f"max_tokens_per_step must be at least prefill_chunk + max_batch "
-            f"({self.prefill_chunk + self.max_batch}), found {self.max_tokens_per_step}",
+            self.max_tokens_per_step >= self.prefill_chunk + self.rows,
+            f"max_tokens_per_step must be at least prefill_chunk + max_rows "
+            f"({self.prefill_chunk + self.rows}), found {self.max_tokens_per_step}",
         )
+
+    @property
+    def rows(self) -> int:
+        """Continuations at once."""
+        return self.max_batch if self.max_rows is None else self.max_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ from edge_rt.core import (
     DecodeRow,
     FinishReason,
     Limits,
+    PowerBudget,
     PrefillChunk,
     Request,
+    SampledToken,
     SamplingParams,
     TokenEvent,
 )
@@ -24,6 +28,7 @@ from edge_rt.loop import Loop
 from edge_rt.recipes import NullOptions
 from edge_rt.runtime.base import Sampled
 from edge_rt.runtime.null import NullRunner
+from edge_rt.sched.queue import SchedulerOptions
 from edge_rt.sched.scheduler import Scheduler
 
 LIMITS = Limits(
@@ -144,8 +149,8 @@ def test_cancel_ends_a_request_before_the_next_step() -> None:
     [
         (EngineError("out of memory"), "out of memory"),
         (ValueError("bad shape"), "ValueError: bad shape"),
-        (Sampled(()), "did not sample exactly the prompts' last chunks"),
-        (Sampled((None,)), "did not sample exactly the prompts' last chunks"),
+        (Sampled(()), "sampled 0 tokens where 1 were due"),
+        (Sampled((SampledToken(1), SampledToken(1))), "sampled 2 tokens where 1 were due"),
     ],
 )
 def test_an_engine_failure_ends_its_batch_and_is_logged_once(
@@ -168,18 +173,16 @@ def test_an_engine_failure_ends_its_batch_and_is_logged_once(
     assert (caplog.records[0].exc_info is None) == ours
 
 
-@pytest.mark.parametrize(
-    "answer", [Sampled((None,)), Sampled(()), Sampled((1, None)), Sampled((1, 1))]
-)
-def test_a_wrong_answer_to_decode_is_an_engine_failure(answer: Sampled) -> None:
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_wrong_answer_to_decode_is_an_engine_failure(count: int) -> None:
     runner, reader = Script(), Reader()
     loop = Loop(runner)
     loop.submit(request("a"), reader)
     loop.step()
-    runner.failures.append(answer)
+    runner.failures.append(Sampled((SampledToken(1),) * count))
     loop.run_until_idle()
     assert reader.ends() == {"a": [FinishReason.ERROR]}
-    assert "of 1 rows" in reader.events["a"][-1].message
+    assert "where 1 were due" in reader.events["a"][-1].message
 
 
 def test_a_reader_that_raises_hurts_no_one_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -208,6 +211,85 @@ def test_a_reader_may_submit_and_cancel() -> None:
     loop.submit(request("a"), chained)
     loop.run_until_idle()
     assert reader.ends() == {"a": [FinishReason.LENGTH], "next": [FinishReason.CANCELLED]}
+
+
+def test_a_reader_ends_a_row_before_the_next_step() -> None:
+    """As it does when it has seen a stop string."""
+    loop, reader = Loop(Script()), Reader()
+
+    def until_two(event: TokenEvent) -> None:
+        reader(event)
+        if event.row == 1 and len(reader.events["a"]) == 4:
+            loop.cancel("a", 1, FinishReason.STOP)
+
+    loop.submit(replace(request("a", max_tokens=5), rows=2), until_two)
+    loop.run_until_idle()
+    of_row = [[event for event in reader.events["a"] if event.row == row] for row in (0, 1)]
+    assert [event.finish for event in of_row[0]] == [None] * 4 + [FinishReason.LENGTH]
+    assert [event.finish for event in of_row[1]] == [None, None, FinishReason.STOP]
+
+
+def test_a_deadline_that_passes_ends_the_request() -> None:
+    loop, reader = Loop(NullRunner(LIMITS, NullOptions(step_ms=2))), Reader()
+    soon = time.monotonic_ns() + 5_000_000
+    loop.submit(replace(request("a", max_tokens=20), deadline_ns=soon), reader)
+    loop.run_until_idle()
+    assert reader.ends() == {"a": [FinishReason.TIMEOUT]}
+
+
+def test_the_budget_holds_from_the_next_step_on() -> None:
+    loop, reader = Loop(Script()), Reader()
+    for name in "abc":
+        loop.submit(request(name, prompt=1, max_tokens=4), reader)
+    loop.step()
+    loop.budget = PowerBudget(max_rows=2)
+    stats = loop.step()
+    assert stats is not None
+    assert stats.decode_rows == 2
+
+
+def test_after_step_follows_the_events_of_each_step() -> None:
+    seen: list[object] = []
+    loop = Loop(Script(), after_step=lambda stats: seen.append(stats and stats.decode_rows))
+    loop.submit(request("a"), lambda event: seen.append(event.finish))
+    loop.run_until_idle()
+    assert seen == [None, 0, FinishReason.LENGTH, 1, None]
+
+
+def test_run_serves_from_another_thread_and_waits_when_idle() -> None:
+    loop, reader, ended = Loop(Script()), Reader(), threading.Event()
+
+    def until_end(event: TokenEvent) -> None:
+        reader(event)
+        if event.is_last:
+            ended.set()
+
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    for name in ("a", "b"):
+        time.sleep(0.02)
+        used = time.thread_time_ns()
+        ended.clear()
+        loop.submit(request(name), until_end)
+        assert ended.wait(10)
+        assert time.thread_time_ns() - used < 1e9
+    loop.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert reader.ends() == {"a": [FinishReason.LENGTH], "b": [FinishReason.LENGTH]}
+
+
+def test_run_wakes_when_the_batching_window_closes() -> None:
+    scheduler = Scheduler(LIMITS, SchedulerOptions(batching_window_ms=30))
+    loop, ended = Loop(Script(), scheduler), threading.Event()
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    started = time.monotonic()
+    loop.submit(request("a"), lambda event: ended.set() if event.is_last else None)
+    assert ended.wait(10)
+    assert time.monotonic() - started >= 0.03
+    loop.stop()
+    thread.join(10)
 
 
 def test_close_cancels_all_and_closes_the_engine_once() -> None:
@@ -310,7 +392,7 @@ def test_any_traffic_ends_every_request_once_with_the_tokens_it_yields_alone(
         assert events[-1].message in ("", "injected")
 
 
-def tokens_alone(one: Request) -> list[int | None]:
+def tokens_alone(one: Request) -> list[SampledToken | None]:
     loop, reader = Loop(Script()), Reader()
     loop.submit(one, reader)
     loop.run_until_idle()
@@ -320,14 +402,14 @@ def tokens_alone(one: Request) -> list[int | None]:
 @pytest.mark.parametrize("max_tokens", [2.5, float("nan"), "3", True])
 def test_a_request_of_wrong_types_is_refused_at_once(max_tokens: Any) -> None:
     loop, reader = Loop(Script()), Reader()
-    with pytest.raises(RequestError, match="whole numbers"):
+    with pytest.raises(RequestError, match=r"max_tokens must be a whole number|whole numbers"):
         loop.submit(Request("a", (1, 2), SamplingParams(max_tokens)), reader)
     assert loop.step() is None
 
 
 def test_a_token_out_of_the_vocabulary_is_an_engine_error() -> None:
     runner, reader = Script(), Reader()
-    runner.failures.append(Sampled((999_999,)))
+    runner.failures.append(Sampled((SampledToken(999_999),)))
     loop = Loop(runner)
     loop.submit(request("a"), reader)
     loop.run_until_idle()

@@ -87,6 +87,17 @@ def test_max_batch_out_of_range(batch: int) -> None:
         EngineRecipe("null", max_batch=batch)
 
 
+@pytest.mark.parametrize("rows", [0, 7, recipes.MAX_ROWS + 1])
+def test_max_rows_out_of_range(rows: int) -> None:
+    with pytest.raises(ConfigError, match=rf"max_rows must be max_batch \(8\) to 64, found {rows}"):
+        EngineRecipe("null", max_rows=rows)
+
+
+def test_rows_are_as_many_as_requests_unless_said_otherwise() -> None:
+    assert EngineRecipe("null", max_batch=3).rows == 3
+    assert EngineRecipe("null", max_batch=3, max_rows=5).rows == 5
+
+
 def test_max_context_out_of_range() -> None:
     with pytest.raises(ConfigError, match="max_context must be 2 tokens or more, found 1"):
         EngineRecipe("null", max_context=1)
@@ -99,7 +110,7 @@ def test_prefill_chunk_out_of_range() -> None:
 
 def test_a_step_must_hold_a_chunk_beside_a_full_batch() -> None:
     EngineRecipe(engine="null", max_batch=8, prefill_chunk=64, max_tokens_per_step=72)
-    with pytest.raises(ConfigError, match=r"prefill_chunk \+ max_batch \(72\), found 71"):
+    with pytest.raises(ConfigError, match=r"prefill_chunk \+ max_rows \(72\), found 71"):
         EngineRecipe(engine="null", max_batch=8, prefill_chunk=64, max_tokens_per_step=71)
 
 

@@ -23,7 +23,7 @@ from array_api_compat import array_namespace
 from array_api_compat import device as array_device
 
 from edge_rt.bundle import Bundle
-from edge_rt.core import DecodeRow, PrefillChunk, SamplingParams
+from edge_rt.core import DecodeRow, Draw, PrefillChunk, SamplingParams
 from edge_rt.errors import CheckpointError, ConfigError, EngineError
 from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.device import Array, Device
@@ -347,12 +347,12 @@ def score_engine(runner: Runner, windows: I64, progress: Progress = _ignore) -> 
 
 def _step(runner: Runner, tokens: I64, position: int, tables: Sequence[tuple[int, ...]]) -> F32:
     """Logits [rows, vocab] behind `tokens` [rows], each at `position` of its row."""
-    greedy = SamplingParams()
+    greedy = Draw(SamplingParams(), 0, (), ())
     rows = [(f"window-{row}", pages) for row, pages in enumerate(tables)]
     if position == 0:
         sampled = runner.prefill(
             [
-                PrefillChunk(name, pages, 0, (token,), greedy)
+                PrefillChunk(name, pages, 0, (token,), (greedy,))
                 for (name, pages), token in zip(rows, tokens.tolist(), strict=True)
             ],
             want_logits=True,

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.core import DecodeRow, Limits, PrefillChunk
+from edge_rt.core import DecodeRow, Limits, PageCopy, PrefillChunk, SampledToken
 
 Logits = npt.NDArray[np.float32]
 
@@ -18,12 +18,11 @@ Logits = npt.NDArray[np.float32]
 class Sampled:
     """What one call brought back.
 
-    `tokens` is aligned with the rows given; None where a chunk was not its prompt's last.
-    `logits` is float32 [rows that sampled, vocab_size], in row order, only if it was asked for;
-    the caller owns it.
+    `tokens`: one for each draw of each chunk, or one for each row, in the order given. `logits` is
+    float32 [tokens, vocab_size], in the same order, only if it was asked for; the caller owns it.
     """
 
-    tokens: tuple[int | None, ...]
+    tokens: tuple[SampledToken, ...]
     logits: Logits | None = None
 
 
@@ -42,11 +41,15 @@ class Runner(Protocol):
         ...
 
     def prefill(self, chunks: Sequence[PrefillChunk], *, want_logits: bool = False) -> Sampled:
-        """Append each chunk to its row's cache; sample where the chunk is its prompt's last."""
+        """Append each chunk to its row's cache; sample a token for each of its draws."""
         ...
 
     def decode(self, rows: Sequence[DecodeRow], *, want_logits: bool = False) -> Sampled:
         """Append one token to every row and sample the next."""
+        ...
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copy the first positions of pages, one after another."""
         ...
 
     def close(self) -> None:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.core import DecodeRow, Limits, PrefillChunk
+from edge_rt.core import DecodeRow, Limits, PageCopy, PrefillChunk, SampledToken
 from edge_rt.errors import EngineError, MissingLibraryError
 from edge_rt.recipes import OrtOptions
-from edge_rt.runtime import sampler
 from edge_rt.runtime.base import Sampled
+from edge_rt.runtime.sampler import sample_rows
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -46,8 +46,8 @@ class OrtRunner:
             ) from error
         except (MemoryError, ValueError) as error:
             raise EngineError(
-                f"no memory for {limits.max_rows} requests of {limits.max_context} tokens "
-                f"({error}); lower max_batch or max_context in the engine recipe and build again"
+                f"no memory for {limits.max_rows} rows of {limits.max_context} tokens ({error}); "
+                f"lower max_batch, max_rows or max_context in the engine recipe and build again"
             ) from error
         self._filled = np.zeros(limits.max_rows, np.int32)
         self._decode_steps: dict[tuple[int, int], _Step] = {}
@@ -60,7 +60,7 @@ class OrtRunner:
 
     def prefill(self, chunks: Sequence[PrefillChunk], *, want_logits: bool = False) -> Sampled:
         """One session run for each chunk."""
-        tokens: list[int | None] = []
+        tokens: list[SampledToken] = []
         logits = []
         for chunk in chunks:
             (slot,) = chunk.pages
@@ -71,13 +71,11 @@ class OrtRunner:
             step.input_ids[0] = chunk.tokens
             step.run(np.array([chunk.start], np.int32))
             self._filled[slot] = chunk.start + len(chunk.tokens)
-            if chunk.sampling is None:
-                tokens.append(None)
-                continue
-            tokens.append(sampler.sample(self._memory.logits[slot], chunk.sampling))
-            if want_logits:
-                logits.append(self._memory.logits[slot].copy())
-        return Sampled(tuple(tokens), np.stack(logits) if logits else None)
+            if chunk.draws:
+                found = self._memory.logits[[slot] * len(chunk.draws)]
+                tokens += sample_rows(found, chunk.draws)
+                logits.append(found)
+        return Sampled(tuple(tokens), np.concatenate(logits) if want_logits and logits else None)
 
     def decode(self, rows: Sequence[DecodeRow], *, want_logits: bool = False) -> Sampled:
         """One session run for all rows."""
@@ -99,11 +97,16 @@ class OrtRunner:
         step.run(past)
         for slot, row in zip(slots, rows, strict=True):
             self._filled[slot] = row.position + 1
-        tokens = tuple(
-            sampler.sample(self._memory.logits[slot], row.sampling)
-            for slot, row in zip(slots, rows, strict=True)
-        )
-        return Sampled(tokens, self._memory.logits[slots] if want_logits else None)
+        logits = self._memory.logits[slots]
+        tokens = sample_rows(logits, [row.draw for row in rows])
+        return Sampled(tokens, logits if want_logits else None)
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copy the first positions of slots."""
+        for one in copies:
+            caches = self._memory.caches
+            caches[:, :, one.target, :, : one.tokens] = caches[:, :, one.source, :, : one.tokens]
+            self._filled[one.target] = one.tokens
 
     def close(self) -> None:
         """Drop the session and the buffers."""

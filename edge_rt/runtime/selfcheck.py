@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.bundle import Tolerance
-from edge_rt.core import DecodeRow, Limits, PrefillChunk, SamplingParams
+from edge_rt.core import DecodeRow, Draw, Limits, PrefillChunk, SamplingParams
 from edge_rt.errors import EngineError
 from edge_rt.golden import Golden, GoldenPrompt
 from edge_rt.runtime.base import Runner
@@ -79,22 +79,22 @@ def _logits(runner: Runner, prompt: GoldenPrompt) -> Iterator[F32]:
             f"{limits.max_context}; raise max_context in the engine recipe and build again"
         )
     pages = tuple(range(-(-len(tokens) // limits.page_tokens)))
-    greedy = SamplingParams()
-    for chunk in _chunks(limits, tokens[: prompt.start + 1], pages, greedy):
+    draw = Draw(SamplingParams(), 0, (), ())
+    for chunk in _chunks(limits, tokens[: prompt.start + 1], pages, draw):
         sampled = runner.prefill([chunk], want_logits=True)
     assert sampled.logits is not None
     yield sampled.logits
     for position in range(prompt.start + 1, len(tokens)):
-        row = DecodeRow("golden", pages, position, tokens[position], greedy)
+        row = DecodeRow("golden", pages, position, tokens[position], draw)
         sampled = runner.decode([row], want_logits=True)
         assert sampled.logits is not None
         yield sampled.logits
 
 
 def _chunks(
-    limits: Limits, tokens: list[int], pages: tuple[int, ...], greedy: SamplingParams
+    limits: Limits, tokens: list[int], pages: tuple[int, ...], draw: Draw
 ) -> Iterator[PrefillChunk]:
     for start in range(0, len(tokens), limits.prefill_chunk):
         part = tuple(tokens[start : start + limits.prefill_chunk])
         last = start + len(part) == len(tokens)
-        yield PrefillChunk("golden", pages, start, part, greedy if last else None)
+        yield PrefillChunk("golden", pages, start, part, (draw,) if last else ())

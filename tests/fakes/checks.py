@@ -10,12 +10,12 @@ import numpy.typing as npt
 import torch
 from transformers import GPTJForCausalLM
 
-from edge_rt.core import DecodeRow, PrefillChunk, Request, SamplingParams, TokenEvent
+from edge_rt.core import DecodeRow, Draw, PrefillChunk, Request, SamplingParams, TokenEvent
 from edge_rt.loop import Loop
 from edge_rt.runtime.base import Runner
 
 F32 = npt.NDArray[np.float32]
-GREEDY = SamplingParams()
+GREEDY = Draw(SamplingParams(), 0, (), ())
 
 
 def transformers_logits(checkpoint: Path, tokens: npt.NDArray[np.int64]) -> F32:
@@ -38,8 +38,8 @@ def engine_logits(runner: Runner, tokens: npt.NDArray[np.int64], prefilled: int)
     found = []
     cut = prefilled // 3
     for slot, row in zip(slots, tokens.tolist(), strict=True):
-        runner.prefill([PrefillChunk("x", slot, 0, tuple(row[:cut]), None)])
-        last = PrefillChunk("x", slot, cut, tuple(row[cut:prefilled]), GREEDY)
+        runner.prefill([PrefillChunk("x", slot, 0, tuple(row[:cut]), ())])
+        last = PrefillChunk("x", slot, cut, tuple(row[cut:prefilled]), (GREEDY,))
         found.append(_logits(runner.prefill([last], want_logits=True).logits))
     steps = [np.concatenate(found)]
     for position in range(prefilled, tokens.shape[1]):
@@ -66,7 +66,7 @@ class Collected:
     def __call__(self, event: TokenEvent) -> None:
         assert not self.finish, "an event after the terminal one"
         if event.token is not None:
-            self.tokens.append(event.token)
+            self.tokens.append(event.token.id)
         if event.finish is not None:
             self.finish.append(event.finish.value)
 

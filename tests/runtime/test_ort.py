@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes.checks import GREEDY, Collected
+from fakes.strict import StrictRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_rt.bundle import Bundle
-from edge_rt.core import DecodeRow, PrefillChunk, Request, SamplingParams
+from edge_rt.core import DecodeRow, PageCopy, PrefillChunk, Request, SamplingParams
 from edge_rt.errors import EngineError, MissingLibraryError
 from edge_rt.loop import Loop
 from edge_rt.recipes import OrtOptions
@@ -63,7 +64,7 @@ arrivals = st.builds(
 
 def serve(engine: Runner, plan: list[Arrival]) -> list[Collected]:
     """Play the arrivals through the real loop; each request must end exactly once."""
-    loop = Loop(engine)
+    loop = Loop(StrictRunner(engine))
     answers = [Collected() for _ in plan]
     last = max(a.at_step + (a.cancelled_after or 0) for a in plan)
     for step in range(last + 1):
@@ -113,7 +114,7 @@ def test_logits_are_the_same_bits_alone_and_in_a_batch(
 
     def run(members: list[int], slots: list[int]) -> dict[int, np.ndarray]:
         """Logits of the prompt and of three decode steps for the members of a batch."""
-        first = [PrefillChunk(f"{m}", (slots[m],), 0, prompts[m], GREEDY) for m in members]
+        first = [PrefillChunk(f"{m}", (slots[m],), 0, prompts[m], (GREEDY,)) for m in members]
         steps = [engine.prefill(first, want_logits=True).logits]
         for step in range(3):
             rows = [
@@ -144,20 +145,54 @@ def test_a_request_that_fills_its_slot(engine: Runner) -> None:
         assert serve(engine, [arrival])[0].tokens == answer.tokens
 
 
+def test_continuations_of_one_prompt_are_those_of_the_prompt_alone(engine: Runner) -> None:
+    """The prompt is computed once and copied; a hot temperature drives the rows apart."""
+    prompt = (3, 14, 15, 92, 65)
+    sampling = SamplingParams(12, temperature=1.5, seed=7)
+
+    def run(rows: int) -> dict[int, list[int]]:
+        tokens: dict[int, list[int]] = {row: [] for row in range(rows)}
+        loop = Loop(StrictRunner(engine))
+        loop.submit(
+            Request("a", prompt, sampling, rows=rows),
+            lambda event: tokens[event.row].append(event.token.id if event.token else -1),
+        )
+        loop.run_until_idle()
+        return tokens
+
+    together = run(4)
+    assert len({tuple(tokens) for tokens in together.values()}) == 4
+    assert run(4) == together
+    first = together[0], run(1)[0]
+    assert first[0] == first[1]
+
+
+def test_a_copied_slot_goes_on_as_its_source(engine: Runner) -> None:
+    engine.prefill([PrefillChunk("a", (0,), 0, (3, 4, 5, 6), (GREEDY,))])
+    engine.prefill([PrefillChunk("b", (2,), 0, (9, 9, 9, 9, 9, 9), (GREEDY,))])
+    engine.copy([PageCopy("a", 0, 2, 4)])
+    found = [
+        engine.decode([DecodeRow("a", (slot,), 4, 7, GREEDY)], want_logits=True).logits
+        for slot in (0, 2)
+    ]
+    assert found[0] is not None
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 def test_a_failed_step_spoils_no_other_slot(engine: Runner) -> None:
     first, second = (3, 4, 5), (6, 7)
 
     def run(between: Callable[[], None]) -> np.ndarray:
-        engine.prefill([PrefillChunk("a", (0,), 0, first, None)])
+        engine.prefill([PrefillChunk("a", (0,), 0, first, ())])
         between()
-        chunk = PrefillChunk("a", (0,), len(first), second, GREEDY)
+        chunk = PrefillChunk("a", (0,), len(first), second, (GREEDY,))
         logits = engine.prefill([chunk], want_logits=True).logits
         assert logits is not None
         return logits
 
     def fail() -> None:
         with pytest.raises(EngineError, match="ONNX Runtime failed"):
-            engine.prefill([PrefillChunk("b", (1,), 0, (1, 999_999), GREEDY)])
+            engine.prefill([PrefillChunk("b", (1,), 0, (1, 999_999), (GREEDY,))])
 
     np.testing.assert_array_equal(run(between=fail), run(between=lambda: None))
 
@@ -168,7 +203,7 @@ def test_a_failed_decode_spoils_no_slot_that_it_runs_along(engine: Runner) -> No
 
     def run(between: Callable[[], None]) -> np.ndarray:
         for slot, prompt in prompts.items():
-            engine.prefill([PrefillChunk(f"{slot}", (slot,), 0, prompt, GREEDY)])
+            engine.prefill([PrefillChunk(f"{slot}", (slot,), 0, prompt, (GREEDY,))])
         between()
         row = DecodeRow("1", (1,), 2, 9, GREEDY)
         logits = engine.decode([row], want_logits=True).logits

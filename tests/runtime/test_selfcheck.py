@@ -11,7 +11,7 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from edge_rt.build.bundle import build
 from edge_rt.bundle import Bundle, Tolerance
-from edge_rt.core import DecodeRow, Limits, PrefillChunk
+from edge_rt.core import DecodeRow, Limits, PageCopy, PrefillChunk, SampledToken
 from edge_rt.errors import BundleError, ConfigError, EngineError
 from edge_rt.golden import GOLDEN_FILE, Golden, GoldenPrompt
 from edge_rt.runtime.base import Runner, Sampled
@@ -38,8 +38,8 @@ class Parrot:
         assert len(chunk.tokens) <= self.limits.prefill_chunk
         self.seen += chunk.tokens
         self.calls.append(len(chunk.tokens))
-        if chunk.sampling is None:
-            return Sampled((None,))
+        if not chunk.draws:
+            return Sampled(())
         return self._answer()
 
     def decode(self, rows: Sequence[DecodeRow], *, want_logits: bool = False) -> Sampled:
@@ -49,12 +49,15 @@ class Parrot:
         self.calls.append(1)
         return self._answer()
 
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        raise NotImplementedError
+
     def close(self) -> None:
         pass
 
     def _answer(self) -> Sampled:
         logits = expected(self.seen) + np.float32(self.error)
-        return Sampled((int(logits.argmax()),), logits[None])
+        return Sampled((SampledToken(int(logits.argmax())),), logits[None])
 
 
 def expected(tokens: Sequence[int]) -> np.ndarray:
@@ -120,6 +123,9 @@ class Altered:
 
     def decode(self, rows: Sequence[DecodeRow], *, want_logits: bool = False) -> Sampled:
         return self._altered(self.inner.decode(rows, want_logits=want_logits))
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        self.inner.copy(copies)
 
     def close(self) -> None:
         self.inner.close()

@@ -9,9 +9,9 @@ from edge_rt.sched.pages import PagePool
 
 def test_lowest_free_pages_go_out_first() -> None:
     pool = PagePool(6)
-    assert pool.allocate(4) == (0, 1, 2, 3)
+    assert pool.allocate(4) == [0, 1, 2, 3]
     pool.release((2, 0))
-    assert pool.allocate(3) == (0, 2, 4)
+    assert pool.allocate(3) == [0, 2, 4]
     assert pool.free == 1
 
 
@@ -38,10 +38,23 @@ def test_integrity_names_a_leak_a_second_owner_and_a_stranger(held: tuple[int, .
         pool.check_integrity(held)
 
 
+def test_a_shared_page_is_free_when_its_last_holder_has_released_it() -> None:
+    pool = PagePool(2)
+    pages = pool.allocate(1)
+    pool.share(pages)
+    pool.check_integrity([0, 0])
+    pool.release(pages)
+    assert pool.free == 1
+    pool.release(pages)
+    assert pool.free == 2
+    with pytest.raises(AssertionError, match="page 0 is shared, but nobody holds it"):
+        pool.share(pages)
+
+
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_no_page_is_ever_held_twice_or_lost(sizes: list[int]) -> None:
     pool = PagePool(10)
-    owners: list[tuple[int, ...]] = []
+    owners: list[list[int]] = []
     for size in sizes:
         if size > pool.free:
             pool.release(owners.pop(size % len(owners)))
