@@ -39,7 +39,7 @@ class Timing:
         now_ns = time.monotonic_ns()
         if event.token is not None:
             self.token_ns.append(now_ns)
-        if event.finish is not None:
+        if event.is_last:
             self.ended_ns = now_ns
             self.finish, self.message = event.finish, event.message
             self.on_end()
@@ -60,30 +60,35 @@ def single_stream(
     started_ns = time.monotonic_ns()
     timings = []
     for index, prompt in enumerate(prompts):
-        timings.append(_submit(loop, f"single-{index}", prompt, max_tokens, on_end))
+        timing = Timing(f"single-{index}", time.monotonic_ns(), on_end=on_end)
+        timings.append(timing)
+        loop.submit(request(timing.request_id, prompt, max_tokens), timing.on_event)
         loop.run_until_idle()
-    return _finished(timings, started_ns)
+    return finished(timings, started_ns)
 
 
 def offline(loop: Loop, prompts: Sequence[Prompt], max_tokens: int, on_end: OnEnd = _ignore) -> Run:
-    """All requests at once; `on_end` is called at the end of each."""
+    """All requests at once; `on_end` is called at the end of each.
+
+    Latencies count from the start, as LoadGen's do.
+    """
     started_ns = time.monotonic_ns()
     timings = [
-        _submit(loop, f"offline-{index}", prompt, max_tokens, on_end)
-        for index, prompt in enumerate(prompts)
+        Timing(f"offline-{index}", started_ns, on_end=on_end) for index in range(len(prompts))
     ]
+    for timing, prompt in zip(timings, prompts, strict=True):
+        loop.submit(request(timing.request_id, prompt, max_tokens), timing.on_event)
     loop.run_until_idle()
-    return _finished(timings, started_ns)
+    return finished(timings, started_ns)
 
 
-def _submit(loop: Loop, request_id: str, prompt: Prompt, max_tokens: int, on_end: OnEnd) -> Timing:
-    timing = Timing(request_id, time.monotonic_ns(), on_end=on_end)
-    # No stop token: every sample does the same work, so that runs compare.
-    loop.submit(Request(request_id, prompt, SamplingParams(max_tokens)), timing.on_event)
-    return timing
+def request(request_id: str, prompt: Prompt, max_tokens: int) -> Request:
+    """A sample: no stop token, so that every one does the same work and runs compare."""
+    return Request(request_id, prompt, SamplingParams(max_tokens))
 
 
-def _finished(timings: Sequence[Timing], started_ns: int) -> Run:
+def finished(timings: Sequence[Timing], started_ns: int) -> Run:
+    """The measurement that began at `started_ns`; EngineError if a request did not end whole."""
     for timing in timings:
         if timing.finish is not FinishReason.LENGTH:  # half an answer is no measurement
             raise EngineError(f"request {timing.request_id} failed: {timing.message}")

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from edge_rt.cli.cache import cache_dir
 from edge_rt.cli.output import Commands, add_command, finish, positive, say
+from edge_rt.errors import ConfigError, MissingLibraryError
 
-DEFAULT_SAMPLES = 64
+if TYPE_CHECKING:
+    from edge_rt.bench.scenario import Name, Scenario
+    from edge_rt.bench.sweep import Steps
+    from edge_rt.bench.timer import Run
+    from edge_rt.bundle import Bundle
+    from edge_rt.loop import Loop
+
 DEFAULT_PROMPT_TOKENS = 64
 DEFAULT_MAX_TOKENS = 32
-SCENARIOS = ("single-stream", "offline")
+PROMPTS = 64  # that take turns, unless --samples says how many there are
+SCENARIOS: tuple[Name, ...] = ("single-stream", "offline")
+TIMERS = ("auto", "loadgen", "own")
 
 
 def add_parser(commands: Commands) -> None:
@@ -20,62 +34,231 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("scenario", choices=SCENARIOS)
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     for option, default, what in (
-        ("--samples", DEFAULT_SAMPLES, "requests"),
-        ("--prompt-tokens", DEFAULT_PROMPT_TOKENS, "tokens of each prompt"),
-        ("--max-tokens", DEFAULT_MAX_TOKENS, "new tokens of each request"),
+        ("--samples", None, "requests (default 64, or what 10 s take if that is more)"),
+        ("--prompt-tokens", DEFAULT_PROMPT_TOKENS, "tokens of each prompt (default %(default)s)"),
+        ("--max-tokens", DEFAULT_MAX_TOKENS, "new tokens of each request (default %(default)s)"),
     ):
-        parser.add_argument(
-            option, type=positive, default=default, metavar="N", help=f"{what} (default {default})"
-        )
+        parser.add_argument(option, type=positive, default=default, metavar="N", help=what)
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw the result, over batch size too"
+    )
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="where LoadGen's files go (default: a new directory in the cache)",
+    )
+    parser.add_argument(
+        "--timer",
+        choices=TIMERS,
+        default="auto",
+        help="MLPerf's LoadGen, or edge_rt's own timer; auto takes LoadGen if it is installed",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and report."""
+    check(options)
+    timer, note = choose_timer(options.timer)
+    if note is not None:
+        say(options, note)
     result = measure(
         options.scenario,
         options.bundle,
         samples=options.samples,
         prompt_tokens=options.prompt_tokens,
         max_tokens=options.max_tokens,
+        timer=timer,
+        logs=options.logs,
+        plot=options.plot,
     )
     for line in lines(result):
         say(options, line)
-    finish(options, result)
+    finish(options, result | ({} if note is None else {"timer_note": note}))
     return 0
 
 
-def measure(
-    scenario: str, path: Path, *, samples: int, prompt_tokens: int, max_tokens: int
-) -> dict[str, Any]:
-    """Run one scenario over a bundle, after one request to warm up."""
-    from tqdm import tqdm
+def check(options: argparse.Namespace) -> None:
+    """What would fail after the work fails before it."""
+    if options.logs is not None:
+        if options.timer == "own":
+            raise ConfigError("--logs is for LoadGen's files; --timer own writes none")
+        logs: Path = options.logs
+        if logs.exists() and not (logs.is_dir() and os.access(logs, os.W_OK)):
+            raise ConfigError(f"--logs: '{logs}' is no directory that can be written to")
+    if options.plot is not None:
+        from edge_rt.bench import plot
 
-    from edge_rt.bench import report, timer, workloads
+        plot.require()
+        file: Path = options.plot
+        if file.suffix.lower() != ".png":
+            raise ConfigError(f"--plot: '{file}' does not end in .png")
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise ConfigError(f"--plot: '{file}' cannot be written")
+
+
+def choose_timer(wanted: str) -> tuple[str, str | None]:
+    """'loadgen' or 'own', and what is to be said about a choice that the user did not make."""
+    if wanted == "own":
+        return "own", None
+    from edge_rt.bench import loadgen
+
+    try:
+        loadgen.library()
+    except MissingLibraryError as error:
+        if wanted == "loadgen":
+            raise
+        return "own", f"edge_rt's own timer measures instead of MLPerf's LoadGen: {error}"
+    return "loadgen", None
+
+
+def measure(
+    scenario: Name,
+    path: Path,
+    *,
+    samples: int | None = None,
+    prompt_tokens: int = DEFAULT_PROMPT_TOKENS,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    timer: str = "own",
+    logs: Path | None = None,
+    plot: Path | None = None,
+    warnings: list[str] | None = None,
+) -> dict[str, Any]:
+    """Run one scenario over a bundle, after a few requests to warm up.
+
+    `samples` None goes on for 64 requests and 10 s; `warnings` are those of the machine, looked up
+    if they are None. EngineError if a request fails.
+    """
+    from edge_rt.bench import conditions, extent, report, sweep, workloads
+    from edge_rt.bench.scenario import Scenario
     from edge_rt.bundle import Bundle
     from edge_rt.loop import Loop
     from edge_rt.runtime.engines import open_engine
     from edge_rt.tokenizer import Tokenizer
 
     bundle = Bundle.load(path)
-    prompts = workloads.held_out_prompts(Tokenizer.load(path), samples, prompt_tokens)
-    loop = Loop(open_engine(bundle))
-    try:
-        timer.single_stream(loop, prompts[:1], max_tokens)
-        measured = timer.single_stream if scenario == "single-stream" else timer.offline
-        with tqdm(
-            total=samples, desc=scenario, unit=" request", leave=False, disable=None
-        ) as progress:
-            table = report.summarize(measured(loop, prompts, max_tokens, progress.update))
-    finally:
-        loop.close()
-    return {
+    recipe = bundle.manifest.recipe
+    prompts = workloads.held_out_prompts(Tokenizer.load(path), samples or PROMPTS, prompt_tokens)
+    goal = extent.DEFAULT if samples is None else extent.Extent(samples)
+    job = Scenario(scenario, prompts, max_tokens, goal, recipe.max_batch)
+    result: dict[str, Any] = {
         "scenario": scenario,
-        "engine": bundle.manifest.recipe.engine,
-        "max_batch": bundle.manifest.recipe.max_batch,
+        "engine": recipe.engine,
+        "bundle": str(path),
+        "max_batch": recipe.max_batch,
         "prompt_tokens": prompt_tokens,
         "max_tokens": max_tokens,
-        **table,
+        "timer": timer,
     }
+    warned = conditions.warnings() if warnings is None else warnings
+    throttled = conditions.throttle_counts()
+    steps = sweep.Steps()
+    loop = Loop(open_engine(bundle), after_step=steps)
+    try:
+        timed, said, found = _time(job, loop, timer, logs)
+        table = report.summarize(timed)
+        throttles = conditions.throttled(throttled, conditions.throttle_counts())
+        table["warnings"] = [*warned, *table["warnings"], *throttles, *found]
+        result |= table | said
+        if plot is not None:
+            result |= _over_batches(job, loop, steps, bundle)
+            _draw(result, timed, plot)
+    finally:
+        loop.close()
+    return result
+
+
+def _time(
+    job: Scenario, loop: Loop, timer: str, logs: Path | None
+) -> tuple[Run, dict[str, Any], list[str]]:
+    """The timings, what LoadGen says, and what is to be warned of."""
+    from tqdm import tqdm
+
+    from edge_rt.bench import verdict
+
+    with tqdm(desc=job.name, unit=" request", leave=False, disable=None) as progress:
+        if timer == "own":
+            timed = job.by_own_timer(loop, progress.update)
+            return timed, {}, job.shortfall(timed)
+        directory = _fresh_logs(job.name) if logs is None else logs
+        timed = job.by_loadgen(loop, directory, progress.update)
+    said = verdict.read(directory)
+    table = {
+        "version": said.version,
+        "valid": said.valid,
+        "reasons": list(said.reasons),
+        "expected_qps": said.values.get("effective_target_qps"),
+        "logs": str(directory),
+    }
+    return timed, {"loadgen": table}, [*said.warnings(), *verdict.disagreements(said, timed)]
+
+
+def _fresh_logs(name: str) -> Path:
+    parent = cache_dir() / "loadgen"
+    parent.mkdir(parents=True, exist_ok=True)
+    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    return Path(tempfile.mkdtemp(prefix=f"{now}-{name}-", dir=parent))
+
+
+def _over_batches(job: Scenario, loop: Loop, steps: Steps, bundle: Bundle) -> dict[str, Any]:
+    """Throughput and decode time over batch size, and what memory allows."""
+    from tqdm import tqdm
+
+    from edge_rt.bench import bandwidth, sweep
+
+    total = sweep.requests(job.max_batch)
+    with tqdm(total=total, desc="batches", unit=" request", leave=False, disable=None) as progress:
+        points = sweep.measure(
+            loop,
+            steps,
+            job.prompts,
+            job.max_tokens,
+            max_batch=job.max_batch,
+            on_end=progress.update,
+        )
+    size_bytes, gb_s = bandwidth.weights_bytes(bundle), bandwidth.memory_gb_s()
+    return {
+        "batches": [asdict(point) for point in points],
+        "weights_bytes": size_bytes,
+        "memory_gb_s": gb_s,
+        "weights_reading_ms": size_bytes / gb_s * 1e-6,
+    }
+
+
+def _draw(result: dict[str, Any], timed: Run, file: Path) -> None:
+    from edge_rt.bench import plot, report
+    from edge_rt.bench.sweep import Point
+
+    now = datetime.now(timezone.utc)
+    size = f"{result['prompt_tokens']} + {result['max_tokens']} tokens"
+    facts = (
+        f"{now:%Y-%m-%d %H:%M} UTC",
+        f"{result['samples']} requests of {size}",
+        f"{result['throughput_tok_s']:.0f} tokens/s, {result['samples_per_s']:.2f} samples/s",
+        f"timer: {_timer(result)}",
+    )
+    plot.save(
+        plot.Picture(
+            title=f"edge-rt bench {result['scenario']}: {Path(result['bundle']).name}, "
+            f"engine {result['engine']}",
+            subtitle="   |   ".join(facts),
+            latency_ms=report.latency_ms(timed),
+            ttft_ms=report.ttft_ms(timed),
+            points=[Point(**point) for point in result["batches"]],
+            weights_bytes=result["weights_bytes"],
+            memory_gb_s=result["memory_gb_s"],
+            warnings=result["warnings"],
+        ),
+        file,
+    )
+    result["plot"] = str(file)
+
+
+def _timer(result: dict[str, Any]) -> str:
+    if result["timer"] == "own":
+        return "edge_rt's own"
+    said = result["loadgen"]
+    return f"LoadGen {said['version']}, {'VALID' if said['valid'] else 'INVALID'}"
 
 
 def lines(result: dict[str, Any]) -> list[str]:
@@ -83,18 +266,26 @@ def lines(result: dict[str, Any]) -> list[str]:
     text = [
         (
             f"{result['scenario']}, engine {result['engine']}: {result['samples']} requests of "
-            f"{result['prompt_tokens']} + {result['max_tokens']} tokens"
+            f"{result['prompt_tokens']} + {result['max_tokens']} tokens in "
+            f"{result['duration_s']:.1f} s"
         ),
         (
             f"  latency     p50 {result['latency_ms_p50']:.1f} ms   "
             f"p90 {result['latency_ms_p90']:.1f} ms   p99 {result['latency_ms_p99']:.1f} ms"
         ),
         f"  first token p50 {result['ttft_ms_p50']:.1f} ms   p99 {result['ttft_ms_p99']:.1f} ms",
+    ]
+    if "tpot_ms_p50" in result:
+        text.append(f"  next token  p50 {result['tpot_ms_p50']:.2f} ms")
+    text += [
         (
             f"  throughput  {result['throughput_tok_s']:.0f} tokens/s   "
             f"{result['samples_per_s']:.2f} samples/s"
         ),
+        f"  timer       {_timer(result)}",
     ]
-    if "tpot_ms_p50" in result:
-        text.insert(3, f"  next token  p50 {result['tpot_ms_p50']:.2f} ms")
+    if "loadgen" in result:
+        text.append(f"  its files   {result['loadgen']['logs']}")
+    if "plot" in result:
+        text.append(f"  picture     {result['plot']}")
     return text + [f"  warning: {warning}" for warning in result["warnings"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 
 from edge_rt import recipes
 from edge_rt.cli import bench, generate, verify
+from edge_rt.cli.cache import cache_dir
 from edge_rt.cli.output import Commands, add_command, finish, say
+from edge_rt.core import SamplingParams
 
 QUANT_RECIPE = "demo"
 ENGINE_RECIPE = "demo.cpu"
@@ -22,8 +23,7 @@ PROMPTS = (
     "Return the number of",
 )
 MAX_TOKENS = 32
-SINGLE_STREAM_SAMPLES = 64
-OFFLINE_SAMPLES = 64
+SAMPLES = 64  # of each scenario
 
 
 def add_parser(commands: Commands) -> None:
@@ -43,18 +43,14 @@ def add_parser(commands: Commands) -> None:
     )
 
 
-def cache_dir() -> Path:
-    """The user's cache of edge_rt."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "edge-rt"
-
-
 def run(options: argparse.Namespace) -> int:
     """Run the chain and report each stage."""
+    from edge_rt.bench import conditions
     from edge_rt.build.bundle import build
     from edge_rt.quant.pipeline import quantize
 
     started = time.monotonic()
+    warnings = conditions.warnings()  # later the demo itself is the load
     checkpoint = recipes.data_dir("engines") / "demo"
     quantized, bundle = options.out / "demo.quantized", options.out / "demo.bundle"
 
@@ -74,13 +70,13 @@ def run(options: argparse.Namespace) -> int:
         f"at {golden['positions']} positions",
     )
     say(options, f"4. generate for {len(PROMPTS)} prompts in one batch")
-    completions = generate.generate(bundle, list(PROMPTS), MAX_TOKENS)
+    completions = generate.generate(bundle, list(PROMPTS), SamplingParams(MAX_TOKENS))
     for number, completion in enumerate(completions, start=1):
         say(options, f"   prompt {number}: {completion.prompt}")
         for line in (completion.prompt + completion.text).splitlines():
             say(options, f"   | {line}".rstrip())
     say(options, "5. measure")
-    measured = _measure(bundle)
+    measured = _measure(bundle, warnings)
     for result in measured.values():
         for line in bench.lines(result):
             say(options, f"   {line}")
@@ -102,15 +98,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(bundle: Path) -> dict[str, Any]:
-    samples = {"single-stream": SINGLE_STREAM_SAMPLES, "offline": OFFLINE_SAMPLES}
+def _measure(bundle: Path, warnings: list[str]) -> dict[str, Any]:
     return {
         scenario: bench.measure(
             scenario,
             bundle,
-            samples=count,
+            samples=SAMPLES,
             prompt_tokens=bench.DEFAULT_PROMPT_TOKENS,
             max_tokens=bench.DEFAULT_MAX_TOKENS,
+            warnings=warnings,
         )
-        for scenario, count in samples.items()
+        for scenario in bench.SCENARIOS
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from edge_rt import __version__, recipes
-from edge_rt.cli.demo import cache_dir
+from edge_rt.cli.cache import cache_dir
 from edge_rt.cli.output import Commands, add_command, finish, say
 from edge_rt.errors import ConfigError, MissingLibraryError
 

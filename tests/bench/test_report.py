@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.bench.report import summarize
+from edge_rt.bench.report import percentile, summarize
 from edge_rt.bench.timer import Run, Timing
 
 MS = 1_000_000
@@ -20,8 +20,8 @@ def test_figures_of_known_timings() -> None:
     assert table["samples_per_s"] == pytest.approx(60)
     assert table["latency_ms_p50"] == pytest.approx(20)
     assert table["ttft_ms_p50"] == pytest.approx(20)
-    # Gaps of 2 and 4 ms; the request with a single token has none.
-    assert table["tpot_ms_p50"] == pytest.approx(3)
+    # Gaps of 2 and 4 ms; the request with a single token has none. No mean of two: see percentile.
+    assert table["tpot_ms_p50"] == pytest.approx(4)
 
 
 def test_single_tokens_have_no_time_per_output_token() -> None:
@@ -33,3 +33,11 @@ def test_enough_samples_bring_no_warning_about_them() -> None:
     timings = tuple(Timing(str(i), 0, [MS], MS) for i in range(64))
     table = summarize(Run(timings, wall_ns=MS))
     assert not any("samples" in warning for warning in table["warnings"])
+
+
+def test_percentiles_are_loadgens() -> None:
+    """The value at place n x q of the sorted, counted from 0 (LoadGen's results.cc)."""
+    values = [float(value) for value in range(100, 0, -1)]
+    assert [percentile(values, q) for q in (50, 90, 99)] == [51, 91, 100]
+    assert percentile([3.0, 1.0, 2.0], 50) == 2
+    assert percentile([3.0], 99) == 3

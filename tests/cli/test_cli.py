@@ -17,7 +17,7 @@ import pytest
 from edge_rt import __version__
 from edge_rt.cli import main
 from edge_rt.cli.generate import generate
-from edge_rt.core import StepStats
+from edge_rt.core import SamplingParams, StepStats
 from edge_rt.loop import Loop
 
 BundleFactory = Callable[[str], Path]
@@ -117,6 +117,43 @@ def test_generate_prints_prompt_and_text(
     assert 0 < completion["ttft_ms"] <= completion["latency_ms"]
 
 
+def test_a_seed_draws_the_same_text_again(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = str(demo_bundle("demo.cpu"))
+
+    def text(*arguments: str) -> str:
+        options = ("--prompt", "def ", "--max-tokens", "12", "--temperature", "1.2", *arguments)
+        found: str = run_json(capsys, "generate", bundle, *options)["completions"][0]["text"]
+        return found
+
+    assert text("--seed", "5") == text("--seed", "5")
+    assert len({text("--seed", str(seed)) for seed in range(4)}) > 1
+    assert text("--top-k", "1") == text("--top-p", "1e-9") == text("--min-p", "1")
+
+
+def test_generate_ends_before_a_stop_string(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", str(demo_bundle("demo.cpu")), "--prompt", "def read_file(path"]
+    (free,) = run_json(capsys, *arguments)["completions"]
+    stop = free["text"][9:12]
+    (stopped,) = run_json(capsys, *arguments, "--stop", "never", "--stop", stop)["completions"]
+    assert stopped["text"] == free["text"][: free["text"].index(stop)]
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["tokens"] < free["tokens"]
+    assert main([*arguments, "--stop", stop]) == 0
+    assert capsys.readouterr().out == "def read_file(path" + stopped["text"] + "\n"
+
+
+def test_sampling_that_cannot_be_is_refused(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", str(demo_bundle("demo.null")), "--prompt", "x", "--top-p", "1.5"]
+    assert main(arguments) == 1
+    assert "top_p must be a number, 0 to 1, found 1.5" in capsys.readouterr().err
+
+
 def test_prompts_in_one_batch_get_what_they_get_alone(
     demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,32 +181,6 @@ def test_a_prompt_that_cannot_be_served(
 ) -> None:
     assert main(["generate", str(demo_bundle("demo.null")), "--prompt", prompt]) == 1
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("scenario", ["single-stream", "offline"])
-def test_bench_reports_the_keys_of_the_contract(
-    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str], scenario: str
-) -> None:
-    table = run_json(
-        capsys,
-        "bench",
-        scenario,
-        str(demo_bundle("demo.null")),
-        "--samples",
-        "20",
-        "--max-tokens",
-        "4",
-        "--prompt-tokens",
-        "16",
-    )
-    assert table["samples"] == 20
-    assert table["tokens"] == 80
-    assert 0 < table["latency_ms_p50"] <= table["latency_ms_p90"] <= table["latency_ms_p99"]
-    assert 0 < table["ttft_ms_p50"] <= table["ttft_ms_p99"]
-    assert table["tpot_ms_p50"] >= 0
-    assert table["throughput_tok_s"] == pytest.approx(80 / table["duration_s"])
-    assert table["samples_per_s"] == pytest.approx(20 / table["duration_s"])
-    assert any("20 samples" in warning for warning in table["warnings"])
 
 
 def test_json_to_a_file_leaves_the_text(
@@ -308,7 +319,7 @@ def test_text_that_nobody_reads_is_not_generated(
 
     monkeypatch.setattr(Loop, "step", counted)
     with pytest.raises(BrokenPipeError):
-        generate(demo_bundle("demo.null"), ["x"], 400, gone)
+        generate(demo_bundle("demo.null"), ["x"], SamplingParams(400), on_text=gone)
     assert steps == 1
 
 

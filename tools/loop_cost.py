@@ -1,0 +1,105 @@
+"""What a step costs beside the engine: the loop over the null engine, part by part.
+
+    python tools/loop_cost.py --json loop_cost.json
+
+Microseconds of host time for each step at 1, 8 and 32 rows that decode. The parts are timed one by
+one, so they add up to a little more than the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_rt.core import Limits, Request, SamplingParams, StepResult, TokenEvent
+from edge_rt.loop import Loop
+from edge_rt.recipes import NullOptions
+from edge_rt.runtime.null import NullRunner
+from edge_rt.sched.scheduler import Scheduler
+
+STEPS, REPEATS, TOKENS = 200, 9, 8000
+
+
+def limits(rows: int) -> Limits:
+    """Of an engine with a slot for each row."""
+    return Limits(rows, rows, 512, 64, rows, 2 * TOKENS, 2 * TOKENS, 50_400)
+
+
+def requests(rows: int) -> list[Request]:
+    """One a row, which decode to the end of the measurement."""
+    return [Request(f"r{row}", (1, 2, 3), SamplingParams(TOKENS)) for row in range(rows)]
+
+
+def ignore(_event: TokenEvent) -> None:
+    """A reader."""
+
+
+def whole_us(rows: int) -> float:
+    """A step of the loop."""
+    loop = Loop(NullRunner(limits(rows), NullOptions()))
+    for request in requests(rows):
+        loop.submit(request, ignore)
+    loop.step()
+    return _fastest_us(loop.step)
+
+
+def parts_us(rows: int) -> dict[str, float]:
+    """schedule, the null engine, finish, and handing on the events."""
+    runner, scheduler = NullRunner(limits(rows), NullOptions()), Scheduler(limits(rows))
+    for request in requests(rows):
+        scheduler.add(request, 0)
+    batch = scheduler.schedule(0)
+    scheduler.finish(StepResult(runner.prefill(batch.prefill).tokens, ()), 0)
+    spent: dict[str, list[int]] = {"schedule": [], "null_engine": [], "finish": []}
+    for _ in range(STEPS * REPEATS // 2):
+        times = [time.perf_counter_ns()]
+        batch = scheduler.schedule(0)
+        times.append(time.perf_counter_ns())
+        decoded = runner.decode(batch.decode).tokens
+        times.append(time.perf_counter_ns())
+        scheduler.finish(StepResult((), decoded), 0)
+        times.append(time.perf_counter_ns())
+        for name, begun, ended in zip(spent, times, times[1:], strict=False):
+            spent[name].append(ended - begun)
+    return {name: statistics.median(values) / 1e3 for name, values in spent.items()}
+
+
+def _fastest_us(call: Callable[[], object]) -> float:
+    found = []
+    for _ in range(REPEATS):
+        begun = time.perf_counter_ns()
+        for _ in range(STEPS):
+            call()
+        found.append((time.perf_counter_ns() - begun) / STEPS / 1e3)
+    return min(found)
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = {}
+    for rows in (1, 8, 32):
+        whole, parts = whole_us(rows), parts_us(rows)
+        found[f"rows_{rows}"] = {
+            "step_us": whole,
+            "token_us": whole / rows,
+            "tokens_per_s": rows / whole * 1e6,
+            "parts_us": parts | {"deliver_and_the_rest": whole - sum(parts.values())},
+        }
+    text = json.dumps(found, indent=2) + "\n"
+    if options.json:
+        options.json.write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
