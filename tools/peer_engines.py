@@ -25,7 +25,7 @@ from edge_rt.runtime.engines import open_engine
 Prompt = Sequence[int]
 Tokens = list[list[int]]
 Setting = dict[str, Any]
-Row = dict[str, Any]  # a setting at one batch size: see `measured`
+Row = dict[str, Any]  # a setting at one batch size: see `turn`
 
 
 def settings_of(engine: str, cores: int, machine: str) -> list[Setting]:
@@ -186,7 +186,7 @@ ENGINES: dict[str, Callable[[Path, Path], Any]] = {
 def turn(job: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting once, at every batch size; and the first tokens after all prompts.
 
-    `calls`: pairs of the rows of a call and the calls in one measurement.
+    `calls`: pairs of the rows of a call and the calls of a turn.
     """
     engine = ENGINES[job["engine"]](Path(job["checkpoint"]), Path(job["made"]))
     prompts, checked = job["prompts"], job["check_tokens"]
@@ -211,18 +211,18 @@ def measured(
     parts: Sequence[Sequence[Prompt]],
     new_tokens: int,
 ) -> Row:
-    """Seconds of all calls, for all tokens and for the first one alone, after a warm-up."""
+    """Seconds of each call, for all tokens and for the first one alone, after a warm-up."""
     for count in (new_tokens, 1):
         generate(parts[0], count)
-    seconds = {}
-    for key, count in (("wall_s", new_tokens), ("prefill_s", 1)):
-        started = time.perf_counter()
-        found = [generate(part, count) for part in parts]
-        seconds[key] = [time.perf_counter() - started]
-        if any(len(tokens) != count for part in found for tokens in part):
-            raise EngineError(f"a row ended before it had {count} tokens")
-    calls, rows = len(parts), sum(len(part) for part in parts)
-    return {"tokens": rows * new_tokens, "steps": calls * (new_tokens - 1), **seconds}
+    seconds: dict[str, list[float]] = {"wall_s": [], "prefill_s": []}
+    for part in parts:
+        for key, count in (("wall_s", new_tokens), ("prefill_s", 1)):
+            started = time.perf_counter()
+            found = generate(part, count)
+            seconds[key].append(time.perf_counter() - started)
+            if any(len(tokens) != count for tokens in found):
+                raise EngineError(f"a row ended before it had {count} tokens")
+    return {"tokens": len(parts[0]) * new_tokens, "steps": new_tokens - 1, **seconds}
 
 
 def main() -> None:

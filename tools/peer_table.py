@@ -9,10 +9,11 @@ from peer_engines import Row, Tokens
 
 OURS, ORACLE = "edge_rt", "transformers"
 DOUBTFUL = 0.5  # of the first tokens: with less, an engine may not run the same model
+QUIET_LOAD = 0.7
 
 
 def merged(turns: Sequence[Sequence[Row]]) -> list[Row]:
-    """An engine's turns in one list: each setting with the seconds of all turns, and its rates."""
+    """An engine's turns in one list: each setting with the calls of all turns, and its rates."""
     found = [dict(row) for row in turns[0]]
     for others in turns[1:]:
         for row, other in zip(found, others, strict=True):
@@ -76,16 +77,27 @@ def table(tried: Mapping[str, Sequence[Row]], first: Mapping[str, Mapping[str, T
     }
 
 
+def busy(load: float) -> list[str]:
+    """A warning if the machine had other work before the run."""
+    if load < QUIET_LOAD:
+        return []
+    warning = (
+        f"the load average was {load:.1f} before the run: with other work on the machine the "
+        f"numbers are too low, and fewer threads look better than they are"
+    )
+    return [warning]
+
+
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """The table for people."""
-    machine, loads = found["machine"], found["load_average_by_turn"]
+    machine = found["machine"]
     yield (
         f"{found['checkpoint']}: {found['prompt_tokens']} tokens of prompt, "
-        f"{found['new_tokens']} new ones, greedy, best of {found['repeats']}"
+        f"{found['new_tokens']} new ones, greedy, the fastest call of {found['repeats']} turns"
     )
     yield (
         f"{machine['cpu']}, {machine['cores']} cores ({' '.join(machine['flags'])}); "
-        f"load average {min(loads):.1f} to {max(loads):.1f}"
+        f"load average before: {found['load_average_before']:.1f}"
     )
     columns = ("tokens/s", "edge_rt is", "ms a step", "first 8 equal")
     yield f"{'':12}" + "".join(f"{name:>20}" for name in columns)

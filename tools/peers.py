@@ -1,11 +1,11 @@
 """Tokens per second of edge_rt and of other libraries, on the same checkpoint and CPU.
 
-Every engine continues the same passages of the held-out text, greedily and with no early stop:
-four prompts one after another (b1), eight prompts at once (b8). Tokens per second are the new
-tokens of all rows over the wall time of the whole calls, prefill included; a decode step is what
-the calls take beyond the same calls for one new token, for each further token. Loading is not
-measured. An engine runs in a process of its own, which tries every setting; the engines take turns,
-so that a busy spell of the machine hits all alike, and of each setting the fastest turn counts.
+Every engine continues the same passages of the held-out text, greedily and with no early stop, one
+at a time (b1) and eight at once (b8). Tokens per second are the new tokens of all rows over the
+wall time of the whole call, prefill included; a decode step is what the call takes beyond the same
+call for one new token, for each further token. Loading is not measured. An engine runs in a process
+of its own, which tries every setting; the engines take turns, so that a busy spell of the machine
+hits all alike, and of each setting the fastest call counts.
 
 edge_rt works in INT4 through its loop and sampler, transformers in float32, torch_int8 is the same
 model after torch's dynamic quantization of its linears, CTranslate2 works in int8. `agreement` is
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib import metadata, util
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import Any
 
 import tokenizers
 from peer_engines import Row, Tokens, settings_of
-from peer_table import ORACLE, OURS, lines, merged, table
+from peer_table import ORACLE, OURS, busy, lines, merged, table
 
 import edge_rt
 from edge_rt import recipes
@@ -52,7 +53,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "ctranslate2": ("ctranslate2", "torch", "transformers"),  # the latter two to convert
 }
 PEERS = tuple(name for name in NEEDS if name != OURS)
-CALLS = {1: 4, 8: 1}  # rows of a call -> calls in one measurement
+CALLS = {1: 4, 8: 2}  # rows of a call -> calls of a turn
 CHECK_PROMPTS, CHECK_TOKENS = 32, 8
 FLAGS = ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 
@@ -142,7 +143,7 @@ class Bench:
         self._options, self._work = options, work
         self._config = Checkpoint.open(options.checkpoint).config
         check_context(options, self._config.n_positions, options.checkpoint)
-        self._bundle: Path = options.bundle or work / "bundle"
+        self.bundle: Path = options.bundle or work / "bundle"
         self._prompts = held_out_prompts(
             Tokenizer.load(options.checkpoint),
             max(CALLS) if options.quick else CHECK_PROMPTS,
@@ -180,8 +181,8 @@ class Bench:
                 what = [str(options.checkpoint), "--recipe", options.quant_recipe]
                 self._python(*command, "quantize", *what, "--out", quantized)
                 what = [quantized, "--recipe", "demo.cpu"]
-                self._python(*command, "build", *what, "--out", str(self._bundle))
-            check_fit(Bundle.load(self._bundle), self._config, options)
+                self._python(*command, "build", *what, "--out", str(self.bundle))
+            check_fit(Bundle.load(self.bundle), self._config, options)
         elif engine == "ctranslate2":
             say("converting for ctranslate2")
             source = convertible(options.checkpoint, self._config.vocab_size, work / "source")
@@ -197,7 +198,7 @@ class Bench:
         what = {
             "engine": engine,
             "checkpoint": str(options.checkpoint),
-            "made": str(self._bundle if engine == OURS else self._work / engine),
+            "made": str(self.bundle if engine == OURS else self._work / engine),
             "settings": settings[:1] if options.quick else settings,
             "calls": list(CALLS.items()),
             "prompts": self._prompts,
@@ -259,17 +260,22 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """The keys of `tools/peers --json`."""
     facts = cpu_facts()
     vendor = facts.get("vendor_id", "")
-    bench, loads = Bench(options, vendor, work), []
+    load_before, loads = os.getloadavg()[0], []
+    bench = Bench(options, vendor, work)
     bench.each(bench.prepare)
     for _ in range(options.repeats):
         loads.append(os.getloadavg()[0])
         bench.each(bench.take_turn)
+    found = table({name: merged(turns) for name, turns in bench.turns.items()}, bench.first)
+    found["warnings"] += busy(load_before)
     return {
-        **table({name: merged(turns) for name, turns in bench.turns.items()}, bench.first),
+        **found,
         "left_out": bench.left_out,
         **conditions(facts),
         "environment": environment(vendor),
-        "load_average_by_turn": loads,
+        "edge_rt_recipe": asdict(Bundle.load(bench.bundle).manifest.recipe),
+        "load_average_before": load_before,
+        "load_average_by_turn": loads,  # from the second on, most of it is this run's own
         "checkpoint": options.checkpoint.name,
         "prompt_tokens": options.prompt_tokens,
         "new_tokens": options.new_tokens,
