@@ -5,7 +5,7 @@ request takes as many as it wants continuations of its prompt. A *page* is `page
 of key-value cache; an engine with one buffer per row offers pages of `max_context` tokens, so that
 a row's block table is then a single page: its slot.
 
-What is made for every token is a NamedTuple: a frozen dataclass takes three times as long to make.
+What is made for every token is a NamedTuple: a frozen dataclass takes over twice as long to make.
 """
 
 from __future__ import annotations

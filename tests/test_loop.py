@@ -1,21 +1,18 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.loops import LIMITS, Reader, Script, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_rt.core import (
-    DecodeRow,
     FinishReason,
-    Limits,
     PowerBudget,
     PrefillChunk,
     Request,
@@ -28,63 +25,7 @@ from edge_rt.loop import Loop
 from edge_rt.recipes import NullOptions
 from edge_rt.runtime.base import Sampled
 from edge_rt.runtime.null import NullRunner
-from edge_rt.sched.queue import SchedulerOptions
 from edge_rt.sched.scheduler import Scheduler
-
-LIMITS = Limits(
-    max_requests=3,
-    max_rows=3,
-    max_tokens_per_step=8,
-    prefill_chunk=4,
-    pages=10,
-    page_tokens=4,
-    max_context=32,
-    vocab_size=11,
-)
-
-
-class Script(NullRunner):
-    """A null engine that can be told to fail, or to answer wrongly, in its next calls."""
-
-    def __init__(self) -> None:
-        super().__init__(LIMITS, NullOptions())
-        self.failures: list[Exception | Sampled | None] = []
-        self.closed = 0
-
-    def prefill(self, chunks: Sequence[PrefillChunk], *, want_logits: bool = False) -> Sampled:
-        return self._scripted() or super().prefill(chunks, want_logits=want_logits)
-
-    def decode(self, rows: Sequence[DecodeRow], *, want_logits: bool = False) -> Sampled:
-        return self._scripted() or super().decode(rows, want_logits=want_logits)
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def _scripted(self) -> Sampled | None:
-        failure = self.failures.pop(0) if self.failures else None
-        if isinstance(failure, Exception):
-            raise failure
-        return failure
-
-
-class Reader:
-    """Collects events by request."""
-
-    def __init__(self) -> None:
-        self.events: defaultdict[str, list[TokenEvent]] = defaultdict(list)
-
-    def __call__(self, event: TokenEvent) -> None:
-        self.events[event.request_id].append(event)
-
-    def ends(self) -> dict[str, list[FinishReason]]:
-        return {
-            name: [event.finish for event in events if event.finish is not None]
-            for name, events in self.events.items()
-        }
-
-
-def request(name: str, prompt: int = 3, max_tokens: int = 2) -> Request:
-    return Request(name, tuple(token % 11 for token in range(prompt)), SamplingParams(max_tokens))
 
 
 def test_a_request_runs_from_prompt_to_its_end() -> None:
@@ -256,42 +197,6 @@ def test_after_step_follows_the_events_of_each_step() -> None:
     assert seen == [None, 0, FinishReason.LENGTH, 1, None]
 
 
-def test_run_serves_from_another_thread_and_waits_when_idle() -> None:
-    loop, reader, ended = Loop(Script()), Reader(), threading.Event()
-
-    def until_end(event: TokenEvent) -> None:
-        reader(event)
-        if event.is_last:
-            ended.set()
-
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    for name in ("a", "b"):
-        time.sleep(0.02)
-        used = time.thread_time_ns()
-        ended.clear()
-        loop.submit(request(name), until_end)
-        assert ended.wait(10)
-        assert time.thread_time_ns() - used < 1e9
-    loop.stop()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert reader.ends() == {"a": [FinishReason.LENGTH], "b": [FinishReason.LENGTH]}
-
-
-def test_run_wakes_when_the_batching_window_closes() -> None:
-    scheduler = Scheduler(LIMITS, SchedulerOptions(batching_window_ms=30))
-    loop, ended = Loop(Script(), scheduler), threading.Event()
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    started = time.monotonic()
-    loop.submit(request("a"), lambda event: ended.set() if event.is_last else None)
-    assert ended.wait(10)
-    assert time.monotonic() - started >= 0.03
-    loop.stop()
-    thread.join(10)
-
-
 def test_close_cancels_all_and_closes_the_engine_once() -> None:
     runner, reader = Script(), Reader()
     loop = Loop(runner)
@@ -332,25 +237,6 @@ def test_integrity_is_checked_when_the_loop_comes_to_rest() -> None:
     scheduler._pool.allocate(1)
     with pytest.raises(AssertionError, match="owners hold pages"):
         loop.step()
-
-
-def test_requests_from_many_threads_all_end_once() -> None:
-    loop, reader = Loop(Script()), Reader()
-
-    def client(number: int) -> None:
-        for count in range(25):
-            loop.submit(request(f"{number}-{count}", max_tokens=1 + count % 4), reader)
-            if count % 5 == 0:
-                loop.cancel(f"{number}-{count}")
-
-    clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
-    for one in clients:
-        one.start()
-    while any(one.is_alive() for one in clients):
-        loop.step()
-    loop.run_until_idle()
-    assert len(reader.events) == 100
-    assert all(len(ends) == 1 for ends in reader.ends().values())
 
 
 @settings(max_examples=100, deadline=None)

@@ -9,8 +9,6 @@ first answered in flight, then in static batches of the bundle's max_batch.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,14 @@ import numpy as np
 
 from edge_rt.bench import arrivals, conditions, report, workloads
 from edge_rt.bundle import Bundle
+from edge_rt.cli.output import STDOUT, finish
 from edge_rt.loop import Loop
 from edge_rt.runtime.engines import open_engine
 from edge_rt.tokenizer import Tokenizer
 
 
 def main() -> None:
-    """Measure and print one JSON object."""
+    """Measure, and write one JSON object to stdout or to a file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -34,7 +33,7 @@ def main() -> None:
     parser.add_argument("--most-tokens", type=int, default=96, help="new tokens: 8 to this, evenly")
     parser.add_argument("--load", type=float, default=0.7, help="share of the throughput")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", nargs="?", const=STDOUT, default=STDOUT, metavar="FILE")
     options = parser.parse_args()
     bundle = Bundle.load(options.bundle)
     max_batch = bundle.manifest.recipe.max_batch
@@ -68,10 +67,7 @@ def main() -> None:
         }
     finally:
         loop.close()
-    text = json.dumps(found, indent=2) + "\n"
-    if options.json:
-        options.json.write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
+    finish(options, found)
 
 
 if __name__ == "__main__":

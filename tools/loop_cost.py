@@ -9,13 +9,11 @@ one, so they add up to a little more than the whole.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from edge_rt.cli.output import STDOUT, finish
 from edge_rt.core import Limits, Request, SamplingParams, StepResult, TokenEvent
 from edge_rt.loop import Loop
 from edge_rt.recipes import NullOptions
@@ -80,11 +78,11 @@ def _fastest_us(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measure and print one JSON object."""
+    """Measure, and write one JSON object to stdout or to a file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", nargs="?", const=STDOUT, default=STDOUT, metavar="FILE")
     options = parser.parse_args()
     found = {}
     for rows in (1, 8, 32):
@@ -95,10 +93,7 @@ def main() -> None:
             "tokens_per_s": rows / whole * 1e6,
             "parts_us": parts | {"deliver_and_the_rest": whole - sum(parts.values())},
         }
-    text = json.dumps(found, indent=2) + "\n"
-    if options.json:
-        options.json.write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
+    finish(options, found)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_rt.bench.timer import Run, Timing, finished
-from edge_rt.core import Request, SamplingParams
+from edge_rt.bench.timer import Prompt, Run, Timing, finished, request
 from edge_rt.loop import Loop
 
 
@@ -21,12 +20,12 @@ class Arrival:
     """A request that comes `at_ns` after the start."""
 
     at_ns: int
-    prompt: tuple[int, ...]
+    prompt: Prompt
     max_tokens: int
 
 
 def poisson(
-    prompts: Sequence[tuple[int, ...]], max_tokens: Sequence[int], rate_per_s: float, seed: int
+    prompts: Sequence[Prompt], max_tokens: Sequence[int], rate_per_s: float, seed: int
 ) -> list[Arrival]:
     """One arrival for each prompt, `rate_per_s` on average."""
     waits_s = np.random.default_rng(seed).exponential(1 / rate_per_s, len(prompts))
@@ -54,8 +53,7 @@ def serve(loop: Loop, arrivals: Sequence[Arrival], static_batch: int | None = No
                 f"{len(timings)}", started_ns + one.at_ns, on_end=lambda: ended.append(None)
             )
             timings.append(timing)
-            sampling = SamplingParams(one.max_tokens)
-            loop.submit(Request(timing.request_id, one.prompt, sampling), timing.on_event)
+            loop.submit(request(timing.request_id, one.prompt, one.max_tokens), timing.on_event)
         if len(ended) < len(timings):
             loop.step()
         elif waiting:

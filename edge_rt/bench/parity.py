@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.core import DecodeRow, Draw, PrefillChunk, Request, SamplingParams, TokenEvent
+from edge_rt.core import FinishReason, Request, SamplingParams, TokenEvent
 from edge_rt.errors import ConfigError, EngineError
 from edge_rt.loop import Loop
 from edge_rt.runtime import selfcheck
@@ -56,7 +56,10 @@ def compare(first: Runner, second: Runner, prompts: Sequence[Prompt], max_tokens
     ours, theirs = (greedy(engine, prompts, max_tokens) for engine in (first, second))
     reports, disagreements = [], 0
     for prompt, tokens in zip(prompts, ours, strict=True):
-        expected, found = (logits(engine, prompt, tokens) for engine in (first, second))
+        text = (*prompt, *tokens[:-1])  # the last token is only read off
+        expected, found = (
+            selfcheck.forced_logits(engine, text, len(prompt) - 1) for engine in (first, second)
+        )
         reports.append(selfcheck.report(expected, found))
         disagreements += _disagreements(expected, found)
     positions = [report.positions for report in reports]
@@ -77,41 +80,23 @@ def compare(first: Runner, second: Runner, prompts: Sequence[Prompt], max_tokens
 
 
 def greedy(engine: Runner, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
-    """What each prompt is continued with, all in one batch."""
+    """What each prompt is continued with, all in one batch; EngineError if one fails."""
     loop = Loop(engine)
     tokens: dict[str, list[int]] = {f"{place}": [] for place in range(len(prompts))}
+    failures: list[str] = []
 
     def on_event(event: TokenEvent) -> None:
-        if event.message:
-            raise EngineError(event.message)
+        if event.finish is FinishReason.ERROR:
+            failures.append(event.message)
         if event.token is not None:
             tokens[event.request_id].append(event.token.id)
 
     for name, prompt in zip(tokens, prompts, strict=True):
         loop.submit(Request(name, prompt, SamplingParams(max_tokens)), on_event)
     loop.run_until_idle()
+    if failures:
+        raise EngineError(failures[0])
     return list(tokens.values())
-
-
-def logits(engine: Runner, prompt: Prompt, tokens: Sequence[int]) -> F32:
-    """Logits [tokens, vocab] that precede each of `tokens`, which follow `prompt`."""
-    limits, draw = engine.limits, Draw(SamplingParams(), 0, (), ())
-    pages = tuple(range(-(-(len(prompt) + len(tokens)) // limits.page_tokens)))
-    found: list[F32] = []
-    for start in range(0, len(prompt), limits.prefill_chunk):
-        part = prompt[start : start + limits.prefill_chunk]
-        is_last = start + len(part) == len(prompt)
-        chunk = PrefillChunk("parity", pages, start, part, (draw,) if is_last else ())
-        _keep(engine.prefill([chunk], want_logits=True).logits, found)
-    for position, token in enumerate(tokens[:-1], len(prompt)):
-        row = DecodeRow("parity", pages, position, token, draw)
-        _keep(engine.decode([row], want_logits=True).logits, found)
-    return np.concatenate(found)
-
-
-def _keep(logits: F32 | None, found: list[F32]) -> None:
-    if logits is not None and len(logits):
-        found.append(logits)
 
 
 def _disagreements(expected: F32, found: F32) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_rt.cli.cache import cache_dir
-from edge_rt.cli.output import Commands, add_command, finish, positive, say
+from edge_rt.cli.output import Commands, add_command, can_write, finish, positive, say
 from edge_rt.errors import ConfigError, MissingLibraryError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def check(options: argparse.Namespace) -> None:
         file: Path = options.plot
         if file.suffix.lower() != ".png":
             raise ConfigError(f"--plot: '{file}' does not end in .png")
-        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        if not can_write(file):
             raise ConfigError(f"--plot: '{file}' cannot be written")
 
 

@@ -47,12 +47,17 @@ def say(options: argparse.Namespace, line: str = "", end: str = "\n") -> None:
         sys.stdout.flush()
 
 
+def can_write(file: Path) -> bool:
+    """Whether a file can be written there: a new one, or over one that is there."""
+    return not file.is_dir() and os.access(file if file.exists() else file.parent, os.W_OK)
+
+
 def check_json_target(options: argparse.Namespace) -> None:
     """ConfigError for a --json FILE that cannot be written: before the work, not after it."""
     if options.json in {None, STDOUT}:
         return
     file = Path(options.json)
-    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+    if not can_write(file):
         raise ConfigError(
             f"--json: '{file}' cannot be written; name a file in a directory of yours"
         )

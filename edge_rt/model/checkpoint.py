@@ -25,10 +25,7 @@ class Checkpoint:
     Tensors carry the names of GPTJForCausalLM; a file may leave out the prefix `transformer.`.
     """
 
-    def __init__(
-        self, directory: Path, config: ModelConfig, entries: Mapping[str, WeightEntry]
-    ) -> None:
-        self.directory = directory
+    def __init__(self, config: ModelConfig, entries: Mapping[str, WeightEntry]) -> None:
         self.config = config
         self._entries = entries
 
@@ -43,7 +40,7 @@ class Checkpoint:
                 shape, FLOATS, "give the checkpoint before quantization"
             )
         refuse_strangers(entries, expected, config)
-        return cls(directory, config, entries)
+        return cls(config, entries)
 
     def tensor(self, name: str) -> F32:
         """Read one tensor; CheckpointError if it holds a value that float32 cannot."""

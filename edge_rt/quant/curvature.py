@@ -45,6 +45,8 @@ class Curvature:
     ) -> Curvature:
         """Of a second moment float64 [inputs, inputs], or of one of inputs divided by `scales`.
 
+        Where it is only to be solved for, there are no salient channels and any group size will do.
+
         The damping is DAMPING of the mean diagonal: without it, a channel that hardly varies on
         the calibration text could take any weight. Salient channels do not count in the mean: a
         few of them can be hundreds of times as active as the rest.

@@ -60,13 +60,8 @@ class PackedCheckpoint:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        config: ModelConfig,
-        scheme: PackedScheme,
-        entries: Mapping[str, WeightEntry],
+        self, config: ModelConfig, scheme: PackedScheme, entries: Mapping[str, WeightEntry]
     ) -> None:
-        self.directory = directory
         self.config = config
         self._scheme = scheme
         self._entries = entries
@@ -88,7 +83,7 @@ class PackedCheckpoint:
         scheme = PackedScheme.read(directory, table)
         entries = name_entries(find_weights(directory, scheme.files), config)
         _check(entries, scheme, config, directory)
-        return cls(directory, config, scheme, entries)
+        return cls(config, scheme, entries)
 
     def tensor(self, name: str) -> F32:
         """Read a tensor outside the layers; CheckpointError if float32 cannot hold its values."""

@@ -6,14 +6,14 @@ prompt's own tokens, so that both ways through the engine are compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_rt.bundle import Tolerance
-from edge_rt.core import DecodeRow, Draw, Limits, PrefillChunk, SamplingParams
+from edge_rt.core import DecodeRow, Draw, PrefillChunk, SamplingParams
 from edge_rt.errors import EngineError
 from edge_rt.golden import Golden, GoldenPrompt
 from edge_rt.runtime.base import Runner
@@ -50,7 +50,7 @@ def compare(runner: Runner, golden: Golden) -> GoldenReport:
             f"the golden logits are of a vocabulary of {vocab_size}, the engine's has "
             f"{runner.limits.vocab_size}; rebuild the bundle with edge-rt build"
         )
-    found = [np.concatenate(list(_logits(runner, prompt))) for prompt in golden.prompts]
+    found = [_logits(runner, prompt) for prompt in golden.prompts]
     return report(np.concatenate(expected), np.concatenate(found))
 
 
@@ -71,30 +71,34 @@ def _log_softmax(logits: F32) -> npt.NDArray[np.float64]:
     return result
 
 
-def _logits(runner: Runner, prompt: GoldenPrompt) -> Iterator[F32]:
-    limits, tokens = runner.limits, prompt.tokens.tolist()
-    if len(tokens) > limits.max_context:
-        raise EngineError(
-            f"the golden prompts have {len(tokens)} tokens, the engine's max_context is "
-            f"{limits.max_context}; raise max_context in the engine recipe and build again"
-        )
+def forced_logits(runner: Runner, tokens: Sequence[int], start: int) -> F32:
+    """Logits [tokens - start, vocab] at each of `tokens` from `start` on, which the engine is fed.
+
+    Up to `start` in one prefill, in the engine's own chunks, then token by token.
+    """
+    limits, draw = runner.limits, Draw(SamplingParams(), 0, (), ())
     pages = tuple(range(-(-len(tokens) // limits.page_tokens)))
-    draw = Draw(SamplingParams(), 0, (), ())
-    for chunk in _chunks(limits, tokens[: prompt.start + 1], pages, draw):
+    found: list[F32] = []
+    for first in range(0, start + 1, limits.prefill_chunk):
+        part = tuple(tokens[first : min(first + limits.prefill_chunk, start + 1)])
+        is_last = first + len(part) == start + 1
+        chunk = PrefillChunk("forced", pages, first, part, (draw,) if is_last else ())
         sampled = runner.prefill([chunk], want_logits=True)
     assert sampled.logits is not None
-    yield sampled.logits
-    for position in range(prompt.start + 1, len(tokens)):
-        row = DecodeRow("golden", pages, position, tokens[position], draw)
+    found.append(sampled.logits)
+    for position in range(start + 1, len(tokens)):
+        row = DecodeRow("forced", pages, position, tokens[position], draw)
         sampled = runner.decode([row], want_logits=True)
         assert sampled.logits is not None
-        yield sampled.logits
+        found.append(sampled.logits)
+    return np.concatenate(found)
 
 
-def _chunks(
-    limits: Limits, tokens: list[int], pages: tuple[int, ...], draw: Draw
-) -> Iterator[PrefillChunk]:
-    for start in range(0, len(tokens), limits.prefill_chunk):
-        part = tuple(tokens[start : start + limits.prefill_chunk])
-        last = start + len(part) == len(tokens)
-        yield PrefillChunk("golden", pages, start, part, (draw,) if last else ())
+def _logits(runner: Runner, prompt: GoldenPrompt) -> F32:
+    tokens = prompt.tokens.tolist()
+    if len(tokens) > runner.limits.max_context:
+        raise EngineError(
+            f"the golden prompts have {len(tokens)} tokens, the engine's max_context is "
+            f"{runner.limits.max_context}; raise max_context in the engine recipe and build again"
+        )
+    return forced_logits(runner, tokens, prompt.start)

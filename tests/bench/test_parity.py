@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes.checks import transformers_logits
 
 from edge_rt.bench import parity
 from edge_rt.bundle import Bundle
 from edge_rt.core import DecodeRow, PrefillChunk
-from edge_rt.errors import ConfigError
+from edge_rt.errors import ConfigError, EngineError
 from edge_rt.recipes import NullOptions
 from edge_rt.runtime.base import Runner, Sampled
 from edge_rt.runtime.engines import open_engine
@@ -84,14 +83,18 @@ def test_near_ties_are_no_disagreement() -> None:
     assert parity._disagreements(expected, found) == 1
 
 
-def test_logits_are_those_of_the_checkpoint(demo_bundle: BundleFactory, engine: Runner) -> None:
-    """Up to what INT4 costs: of neighbouring positions, the right one is nearest."""
-    prompt, tokens = PROMPTS[1], [11, 12, 13, 14, 15]
-    found = parity.logits(engine, prompt, tokens)
-    text = np.array([[*prompt, *tokens]])
-    exact = transformers_logits(Path("engines/demo"), text)[0]
-    distance = np.abs(found[:, None] - exact[None]).mean(-1)
-    assert distance.argmin(1).tolist() == [len(prompt) - 1 + at for at in range(5)]
+class Dead(NullRunner):
+    """Fails at the first decode call."""
+
+    def decode(self, rows: Sequence[DecodeRow], *, want_logits: bool = False) -> Sampled:
+        raise EngineError("the device is lost")
+
+
+def test_an_engine_that_fails_has_no_parity(engine: Runner) -> None:
+    dead = Dead(engine.limits, NullOptions())
+    for pair in ((engine, dead), (dead, engine)):
+        with pytest.raises(EngineError, match="the device is lost"):
+            parity.compare(*pair, PROMPTS, 6)
 
 
 def test_bundles_of_other_vocabularies_are_refused(engine: Runner) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fakes.command import run_json
 from PIL import Image
 
 from edge_rt.bench.extent import Extent
@@ -34,12 +33,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def no_loadgen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlperf_loadgen", None)
-
-
-def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main([*arguments, "--json"]) == 0
-    table: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return table
 
 
 @pytest.mark.parametrize("timer", ["loadgen", "own"])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from fakes import command
 
 from edge_rt.cli import main
 from edge_rt.recipes import data_dir
@@ -35,9 +36,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert main(["eval", *map(str, arguments), "--json"]) == 0
-    table: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return table
+    return command.run_json(capsys, "eval", *map(str, arguments))
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fakes.strict import StrictRunner
 from hypothesis import strategies as st
@@ -40,6 +41,13 @@ TIGHTEST = PowerBudget(max_rows=0, prefill_tokens=0)
 BUDGETS = st.builds(PowerBudget, st.none() | st.integers(0, 4), st.none() | st.integers(0, 12))
 AGEING_MS, WINDOW_MS = 1.0, 0.1
 CUT_SHORT = (FinishReason.CANCELLED, FinishReason.ERROR, FinishReason.TIMEOUT)
+
+
+def request(
+    name: str, prompt: int = 3, max_tokens: int = 2, stop: tuple[int, ...] = (), **rest: Any
+) -> Request:
+    tokens = tuple((7 * position + prompt) % 11 for position in range(prompt))
+    return Request(name, tokens, SamplingParams(max_tokens, frozenset(stop)), **rest)
 
 
 def execute(batch: Batch, runner: StrictRunner) -> StepResult:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import GPTJForCausalLM
 
 from edge_rt.bench.perplexity import of_checkpoint, of_quantized, score_model
+from edge_rt.cli import main
 from edge_rt.errors import CheckpointError, ConfigError, EdgeRTError
 from edge_rt.golden import GOLDEN_FILE, Golden
 from edge_rt.model.checkpoint import Checkpoint
@@ -254,6 +255,18 @@ def test_a_packed_checkpoint_is_taken_over_bit_by_bit(
     logits = reference_logits(stored, prompt.tokens[None].astype(np.int64))
     np.testing.assert_allclose(logits[0, prompt.start :], prompt.logits, atol=1e-5)
     assert "Nothing was measured" in (tmp_path / "q" / "quality.html").read_text()
+
+
+def test_a_recipe_that_is_not_used_is_named(
+    make: Make, demo_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = make("awq")
+    shutil.copy(demo_checkpoint / "tokenizer.json", packed.directory)
+    arguments = ["quantize", str(packed.write()), "--out", str(tmp_path / "q")]
+    assert main(arguments) == 0
+    assert "was not used" not in capsys.readouterr().out
+    assert main([*arguments, "--recipe", "rtn"]) == 0
+    assert "recipe rtn was not used: the checkpoint is quantized" in capsys.readouterr().out
 
 
 def test_torch_and_numpy_agree(demo_checkpoint: Path, small_recipe: Path, tmp_path: Path) -> None:

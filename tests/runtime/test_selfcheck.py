@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from fakes.checks import transformers_logits
 from onnx.external_data_helper import ExternalDataInfo
 
 from edge_rt.build.bundle import build
@@ -16,7 +17,7 @@ from edge_rt.errors import BundleError, ConfigError, EngineError
 from edge_rt.golden import GOLDEN_FILE, Golden, GoldenPrompt
 from edge_rt.runtime.base import Runner, Sampled
 from edge_rt.runtime.engines import open_engine
-from edge_rt.runtime.selfcheck import compare, report
+from edge_rt.runtime.selfcheck import compare, forced_logits, report
 
 VOCAB = 7
 
@@ -242,3 +243,15 @@ def test_the_demo_engines(demo_bundle: Callable[[str], Path]) -> None:
         assert found.mean_kl < bound
         assert bundle.manifest.tolerance is not None
         found.check(bundle.manifest.tolerance)
+
+
+def test_forced_logits_are_those_of_the_checkpoint(
+    demo_checkpoint: Path, demo_bundle: Callable[[str], Path]
+) -> None:
+    """Up to what INT4 costs: of neighbouring positions, the right one is nearest."""
+    engine = open_engine(Bundle.load(demo_bundle("demo.cpu")))
+    tokens = [*range(1, 80), 11, 12, 13, 14]
+    found = forced_logits(engine, tokens, start=78)
+    exact = transformers_logits(demo_checkpoint, np.array([tokens]))[0]
+    distance = np.abs(found[:, None] - exact[None]).mean(-1)
+    assert distance.argmin(1).tolist() == [78, 79, 80, 81, 82]
