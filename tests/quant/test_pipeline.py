@@ -265,8 +265,8 @@ def test_a_recipe_that_is_not_used_is_named(
     arguments = ["quantize", str(packed.write()), "--out", str(tmp_path / "q")]
     assert main(arguments) == 0
     assert "was not used" not in capsys.readouterr().out
-    assert main([*arguments, "--recipe", "rtn"]) == 0
-    assert "recipe rtn was not used: the checkpoint is quantized" in capsys.readouterr().out
+    assert main([*arguments, "--recipe", "int4"]) == 0
+    assert "recipe int4 was not used: the checkpoint is quantized" in capsys.readouterr().out
 
 
 def test_torch_and_numpy_agree(demo_checkpoint: Path, small_recipe: Path, tmp_path: Path) -> None:
