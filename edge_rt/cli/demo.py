@@ -70,10 +70,11 @@ def run(options: argparse.Namespace) -> int:
         f"at {golden['positions']} positions",
     )
     say(options, f"4. generate for {len(PROMPTS)} prompts in one batch")
-    completions = generate.generate(bundle, list(PROMPTS), SamplingParams(MAX_TOKENS))
-    for number, completion in enumerate(completions, start=1):
-        say(options, f"   prompt {number}: {completion.prompt}")
-        for line in (completion.prompt + completion.text).splitlines():
+    found = generate.generate(bundle, list(PROMPTS), SamplingParams(MAX_TOKENS))
+    completions = [(prompted, prompted.choices.rows[0]) for prompted in found]
+    for number, (prompted, choice) in enumerate(completions, start=1):
+        say(options, f"   prompt {number}: {prompted.prompt}")
+        for line in (prompted.prompt + choice.text).splitlines():
             say(options, f"   | {line}".rstrip())
     say(options, "5. measure")
     measured = _measure(bundle, warnings)
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
             "bundle": str(bundle),
             "fp16_fraction": info.quantization.fp16_fraction,
             "golden": golden,
-            "completions": [completion.table() for completion in completions],
+            "completions": [prompted.table(choice) for prompted, choice in completions],
             "bench": measured,
             "duration_s": seconds,
         },

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edge_rt.choice import Choice, Choices
 from edge_rt.cli.output import Commands, add_command, finish, positive, say
-from edge_rt.core import FinishReason, Request, SamplingParams, TokenEvent
-from edge_rt.errors import EngineError, RequestError
-from edge_rt.text import TextStream
+from edge_rt.core import FinishReason, Request, SamplingParams
+from edge_rt.errors import ConfigError, RequestError
 from edge_rt.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = SamplingParams().max_tokens
@@ -54,6 +55,16 @@ def add_parser(commands: Commands) -> None:
             option, type=kind, default=value, metavar="X", help=f"{what} (default {value:g})"
         )
     parser.add_argument(
+        "--n", type=positive, default=1, metavar="N", help="continuations of each prompt to show"
+    )
+    parser.add_argument(
+        "--best-of",
+        type=positive,
+        metavar="N",
+        help="continue each prompt so often, and show the --n of the highest log-probability per "
+        "token",
+    )
+    parser.add_argument(
         "--stop",
         action="append",
         default=[],
@@ -63,8 +74,14 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Generate; a single prompt's text is printed as it comes."""
-    alone = len(options.prompt) == 1
+    """Generate; a single continuation's text is printed as it comes."""
+    best_of = options.best_of or options.n
+    if best_of < options.n:
+        raise ConfigError(
+            f"--best-of {best_of} is less than --n {options.n}; continue at least as often as you "
+            f"want to see"
+        )
+    alone = len(options.prompt) == best_of == 1
     unsaid = options.prompt[0]
 
     def on_text(piece: str) -> None:
@@ -81,69 +98,51 @@ def run(options: argparse.Namespace) -> int:
         min_p=options.min_p,
         repetition_penalty=options.repetition_penalty,
         seed=options.seed,
+        logprobs=0 if best_of > options.n else None,
     )
-    completions = generate(options.bundle, options.prompt, sampling, options.stop, on_text)
+    requests = generate(
+        options.bundle, options.prompt, sampling, options.stop, best_of, on_text=on_text
+    )
     if alone:
         say(options)
-    else:
-        for number, completion in enumerate(completions, start=1):
-            say(options, f"--- prompt {number} of {len(completions)}")
-            say(options, completion.prompt + completion.text)
-    finish(options, {"completions": [completion.table() for completion in completions]})
+    completions = []
+    for number, request in enumerate(requests, start=1):
+        for choice in request.choices.best(options.n):
+            completions.append(request.table(choice))
+            if not alone:
+                of_it = f", continuation {choice.row + 1} of {best_of}" if best_of > 1 else ""
+                say(options, f"--- prompt {number} of {len(requests)}{of_it}")
+                say(options, request.prompt + choice.text)
+    finish(options, {"completions": completions})
     return 0
 
 
-@dataclass(slots=True)
-class Completion:
-    """One prompt's continuation as its events come in."""
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A prompt and what it was continued with."""
 
     prompt: str
-    stream: TextStream
     submitted_ns: int
-    on_text: OnText
-    on_stop: Callable[[], None]
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    first_token_ns: int = 0
-    ended_ns: int = 0
-    finish: FinishReason | None = None
-    message: str = ""
-    unread: OSError | None = None
+    choices: Choices
 
-    def on_event(self, event: TokenEvent) -> None:
-        """Take one event of the loop."""
-        piece, stopped = "", self.stream.stopped
-        if event.token is not None and not stopped:
-            self.first_token_ns = self.first_token_ns or time.monotonic_ns()
-            self.tokens.append(event.token.id)
-            piece = self.stream.push(event.token.id)
-        if event.is_last:
-            self.finish, self.message = event.finish, event.message
-            self.ended_ns = time.monotonic_ns()
-            piece += self.stream.finish()
-        if self.stream.stopped and not stopped:
-            if event.is_last:
-                self.finish = FinishReason.STOP
-            else:
-                self.on_stop()
-        self.text += piece
-        if self.unread is None:
-            try:
-                self.on_text(piece)
-            except OSError as error:  # nobody reads any more: kept until the loop is left
-                self.unread = error
-
-    def table(self) -> dict[str, Any]:
-        """As JSON."""
-        assert self.finish is not None
-        return {
+    def table(self, choice: Choice) -> dict[str, Any]:
+        """One of its continuations as JSON."""
+        assert choice.finish is not None
+        assert choice.ended_ns is not None
+        first_ns = choice.first_token_ns
+        found: dict[str, Any] = {
             "prompt": self.prompt,
-            "text": self.text,
-            "tokens": len(self.tokens),
-            "finish_reason": self.finish.value,
-            "ttft_ms": (self.first_token_ns - self.submitted_ns) * 1e-6 if self.tokens else None,
-            "latency_ms": (self.ended_ns - self.submitted_ns) * 1e-6,
+            "text": choice.text,
+            "tokens": len(choice.tokens),
+            "finish_reason": choice.finish.value,
+            "ttft_ms": None if first_ns is None else (first_ns - self.submitted_ns) * 1e-6,
+            "latency_ms": (choice.ended_ns - self.submitted_ns) * 1e-6,
         }
+        if len(self.choices.rows) > 1:
+            found["continuation"] = choice.row
+        if math.isfinite(choice.mean_logprob):
+            found["logprob_per_token"] = choice.mean_logprob
+        return found
 
 
 def generate(
@@ -151,9 +150,11 @@ def generate(
     prompts: list[str],
     sampling: SamplingParams,
     stop: Sequence[str] = (),
+    rows: int = 1,
+    *,
     on_text: OnText = lambda _piece: None,
-) -> list[Completion]:
-    """Continue all prompts at once; EngineError if the engine fails in one of them.
+) -> list[Prompted]:
+    """Continue all prompts at once, each `rows` times; EngineError if the engine fails in one.
 
     The model's end-of-text token is added to the stop tokens. Each prompt draws from a seed of its
     own, `sampling.seed` and those that follow.
@@ -168,30 +169,33 @@ def generate(
     if eos is not None:
         sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | {eos})
     loop = Loop(open_engine(bundle))
-    completions = []
+    unread: list[OSError] = []
+
+    def show(_row: int, piece: str) -> None:
+        try:
+            if not unread:
+                on_text(piece)
+        except OSError as error:  # nobody reads any more: kept until the loop is left
+            unread.append(error)
+
+    found = []
     try:
         for index, prompt in enumerate(prompts):
             tokens = tuple(tokenizer.encode(prompt))
             if not tokens:
                 raise RequestError(f"prompt {index + 1} of {len(prompts)} is empty")
             name = f"prompt-{index}"
-            completion = Completion(
-                prompt,
-                TextStream(tokenizer, stop),
-                time.monotonic_ns(),
-                on_text,
-                partial(loop.cancel, name, finish=FinishReason.STOP),
-            )
+            on_stop = partial(loop.cancel, name, finish=FinishReason.STOP)
+            choices = Choices(tokenizer, stop, rows, on_stop, show)
+            found.append(Prompted(prompt, time.monotonic_ns(), choices))
             own = replace(sampling, seed=sampling.seed + index)
-            loop.submit(Request(name, tokens, own), completion.on_event)
-            completions.append(completion)
-        while loop.step() is not None:
-            for completion in completions:
-                if completion.unread is not None:
-                    raise completion.unread
+            loop.submit(Request(name, tokens, own, rows), choices.on_event)
+        while loop.step() is not None and not unread:
+            pass
     finally:
         loop.close()
-    for completion in completions:
-        if completion.finish is FinishReason.ERROR:
-            raise EngineError(completion.message)
-    return completions
+    if unread:
+        raise unread[0]
+    for prompted in found:
+        prompted.choices.check()
+    return found

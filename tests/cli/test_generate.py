@@ -153,3 +153,31 @@ def test_which_of_several_prompts_is_empty(
     arguments = ["generate", str(demo_bundle("demo.null")), "--prompt", "a", "--prompt", ""]
     assert main(arguments) == 1
     assert "prompt 2 of 2 is empty" in capsys.readouterr().err
+
+
+def test_several_continuations_and_the_best_of_them(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = str(demo_bundle("demo.cpu"))
+    arguments = ["generate", bundle, "--prompt", "def ", "--max-tokens", "8", "--temperature", "1"]
+    drawn = run_json(capsys, *arguments, "--n", "4")["completions"]
+    assert [one["continuation"] for one in drawn] == [0, 1, 2, 3]
+    assert len({one["text"] for one in drawn}) > 1
+    best = run_json(capsys, *arguments, "--n", "2", "--best-of", "4")["completions"]
+    texts = {one["continuation"]: one["text"] for one in drawn}
+    assert [one["text"] for one in best] == [texts[one["continuation"]] for one in best]
+    assert best[0]["logprob_per_token"] >= best[1]["logprob_per_token"]
+    assert main([*arguments, "--n", "2", "--best-of", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"--- prompt 1 of 1, continuation {best[0]['continuation'] + 1} of 4")
+    assert "def " + best[1]["text"] in printed
+
+
+def test_best_of_less_than_is_shown(
+    demo_bundle: BundleFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", str(demo_bundle("demo.null")), "--prompt", "x", "--n", "3"]
+    assert main([*arguments, "--best-of", "2"]) == 2
+    assert "--best-of 2 is less than --n 3" in capsys.readouterr().err
+    assert main(["generate", *arguments[1:4], "--n", "300"]) == 1
+    assert "a request may take 1 to" in capsys.readouterr().err
