@@ -33,7 +33,9 @@ def settings_of(engine: str, cores: int, machine: str) -> list[Setting]:
     threads = [cores, 1] if cores > 1 else [1]
     found: list[Setting]
     if engine == "edge_rt":
-        found = [{"threads": n} for n in threads]
+        found = [{"threads": n, "spinning": n > 1} for n in threads]
+        if cores > 1:
+            found.append({"threads": cores, "spinning": False})
     elif engine == "transformers":
         found = [{"threads": n, "cache": c} for c in ("dynamic", "static") for n in threads]
     elif engine == "torch_int8":
@@ -68,7 +70,7 @@ class EdgeRT:
             self._loop.close()
         manifest = self._bundle.manifest
         recipe = manifest.recipe
-        recipe = replace(recipe, ort=replace(recipe.ort, threads=setting["threads"]))
+        recipe = replace(recipe, ort=replace(recipe.ort, **setting))
         bundle = replace(self._bundle, manifest=replace(manifest, recipe=recipe))
         self._loop = Loop(open_engine(bundle))
 

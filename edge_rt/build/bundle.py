@@ -67,9 +67,7 @@ def _build_engine(checkpoint: QuantizedCheckpoint, recipe: EngineRecipe, out: Pa
         return _Engine({}, None)
     if recipe.engine == "ort":
         ort.write_model(checkpoint.directory, out, recipe.ort)
-        return _Engine(
-            {"onnxruntime": ort.OLDEST_RUNTIME}, ort.TOLERANCES[recipe.ort.accuracy_level]
-        )
+        return _Engine({"onnxruntime": ort.OLDEST_RUNTIME}, ort.tolerance(recipe.ort))
     raise ConfigError(f"no builder for engine '{recipe.engine}'")
 
 

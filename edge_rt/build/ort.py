@@ -14,8 +14,9 @@ only where GroupQueryAttention cannot rotate the heads itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,92 +24,58 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from tqdm import tqdm
 
+from edge_rt.build.blocks import repack, round_to_8_bits
+from edge_rt.build.products import Product, Products
+from edge_rt.build.weights import WEIGHTS_FILE, Weights
 from edge_rt.bundle import Tolerance
 from edge_rt.errors import ConfigError
 from edge_rt.model import functions, graph
-from edge_rt.quant.pack import QuantizedLinear, pack_nibbles
+from edge_rt.quant.pack import QuantizedLinear
 from edge_rt.recipes import OrtOptions
 from edge_rt.runtime.ort import MODEL_FILE
 
-WEIGHTS_FILE = "weights.bin"
 MS = "com.microsoft"
 
 # The oldest version that runs this graph in our tests: the newest there is for JetPack 6.
 OLDEST_RUNTIME = "1.23.2"
-# By accuracy level: float32 products differ by rounding only, int8 activations by what they lose.
-TOLERANCES = {0: Tolerance(1e-3, 1e-6), 4: Tolerance(1.0, 0.002)}
+# Products in float32 differ by rounding only, others by what int8 loses.
+_EXACT, _INT8 = Tolerance(1e-3, 1e-6), Tolerance(1.0, 0.002)
 
-_ALIGN_BYTES = 4096  # pages: ONNX Runtime maps external weights instead of reading them
-_INLINE_BYTES = 1024
 # GroupQueryAttention's limits on the CPU: for any head, and for heads that it rotates itself.
 _GQA_HEAD_MULTIPLE = 8
 _GQA_ROTARY_MULTIPLE = 16
 
 Array = npt.NDArray[Any]
+F32 = npt.NDArray[np.float32]
+
+
+def tolerance(options: OrtOptions) -> Tolerance:
+    """How far the engine's logits may be off."""
+    return _EXACT if options.accuracy_level == 0 and options.head_bits == 16 else _INT8
 
 
 def write_model(quantized: Path, out: Path, options: OrtOptions) -> None:
     """Write model.onnx and weights.bin into `out` from the quantized checkpoint `quantized`."""
     decoder = onnx.load(str(quantized / graph.FILE), load_external_data=False)
     with (out / WEIGHTS_FILE).open("wb") as weights:
-        model = _Rewriter(decoder, quantized, _Weights(weights), options).model()
+        model = _Rewriter(decoder, quantized, Weights(weights), options).model()
     (out / MODEL_FILE).write_bytes(model.SerializeToString())
 
 
-def repack(
-    linear: QuantizedLinear, in_features: int, block_size: int
-) -> tuple[Array, Array, Array]:
-    """INT4 groups as MatMulNBits blocks, the same weights to the bit.
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """The tensor that stands for an activation, and what it is still to be multiplied by.
 
-    Returns levels uint8 [N, blocks, block_size / 2], scales float32 [N, blocks] and zero points
-    uint8 [N, ceil(blocks / 2)], two to a byte.
+    A product takes the factors along with those that single out its salient channels.
     """
-    if linear.group_size % block_size:
-        raise ConfigError(
-            f"ort.block_size {block_size} does not divide the checkpoint's group size "
-            f"{linear.group_size}; set it to a divisor in the engine recipe"
-        )
-    n = linear.scales.shape[0]
-    blocks = -(-in_features // block_size)
-    levels = linear.qweight.reshape(n, -1, block_size // 2)[:, :blocks]
-    per_group = linear.group_size // block_size
-    scales = np.repeat(linear.scales.astype(np.float32), per_group, axis=1)[:, :blocks]
-    zeros = np.repeat(linear.zeros, per_group, axis=1)[:, :blocks]
-    zeros = np.pad(zeros, ((0, 0), (0, blocks % 2)))
-    return levels, scales, pack_nibbles(zeros)
 
-
-class _Weights:
-    """weights.bin, written front to back; each tensor is released once it is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def tensor(self, name: str, array: Array) -> TensorProto:
-        """An initializer: small ones inline, others in the file."""
-        array = np.ascontiguousarray(array)
-        if array.nbytes < _INLINE_BYTES:
-            return numpy_helper.from_array(array, name)
-        self._file.write(b"\0" * (-self._file.tell() % _ALIGN_BYTES))
-        tensor = TensorProto(
-            name=name,
-            dims=array.shape,
-            data_type=helper.np_dtype_to_tensor_dtype(array.dtype),
-            data_location=TensorProto.EXTERNAL,
-        )
-        for key, value in (
-            ("location", WEIGHTS_FILE),
-            ("offset", self._file.tell()),
-            ("length", array.nbytes),
-        ):
-            tensor.external_data.add(key=key, value=str(value))
-        array.tofile(self._file)
-        return tensor
+    name: str
+    scale: F32 | None = None
 
 
 class _Rewriter:
     def __init__(
-        self, decoder: onnx.ModelProto, source: Path, weights: _Weights, options: OrtOptions
+        self, decoder: onnx.ModelProto, source: Path, weights: Weights, options: OrtOptions
     ) -> None:
         self._decoder = decoder.graph
         self._source = source
@@ -121,17 +88,17 @@ class _Rewriter:
         }
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
-        self._split: dict[str, tuple[str, str]] = {}
+        self._products = Products(decoder.graph, self._linear, self._widths)
+        self._values: dict[str, _Value] = {}
         self._needs_positions = False
 
     def model(self) -> onnx.ModelProto:
-        rewrite = {
-            "W4Linear": self._w4_linear,
-            "RopeAttention": self._rope_attention,
-            "HeadLogits": self._head_logits,
-        }
+        rewrite = {"RopeAttention": self._rope_attention, "HeadLogits": self._head_logits}
         for node in tqdm(self._decoder.node, desc="build", unit=" node", leave=False, disable=None):
-            if node.domain == functions.DOMAIN:
+            if self._products.covers(node):
+                if (product := self._products.at(node)) is not None:
+                    self._product(product)
+            elif node.domain == functions.DOMAIN:
                 rewrite[node.op_type](node)
             else:
                 self._keep(node)
@@ -158,65 +125,114 @@ class _Rewriter:
             yield info("position_ids", TensorProto.INT64, ["batch", "tokens"])
 
     def _keep(self, node: onnx.NodeProto) -> None:
-        for name in node.input:
+        kept = onnx.NodeProto()
+        kept.CopyFrom(node)
+        for place, name in enumerate(node.input):
             if name in self._stored:
                 self._constant(name, self._array(name))
-        self._nodes.append(node)
+            else:
+                kept.input[place] = self._value(name)
+        self._nodes.append(kept)
 
-    def _w4_linear(self, node: onnx.NodeProto) -> None:
-        x, *weights = node.input
-        linear = QuantizedLinear.from_tensors(
-            dict(zip(graph.W4_INPUTS, map(self._array, weights), strict=True))
+    def _linear(self, node: onnx.NodeProto) -> QuantizedLinear:
+        return QuantizedLinear.from_tensors(
+            dict(zip(graph.W4_INPUTS, map(self._array, node.input[1:]), strict=True))
         )
-        name, salient = node.output[0], linear.salient
-        in_features = self._widths[x]
-        x_main, x_salient = self._split_salient(x, linear, in_features)
+
+    def _product(self, product: Product) -> None:
+        linear, nodes = product.load(self._linear), product.nodes
+        if product.total is not None:
+            output = product.total.output[0]
+            self._values[output] = _Value(self._sum(product, linear, output))
+            return
+        names = [node.output[0] for node in nodes]
+        sums = [self._sum(product, linear, "+".join(names))]
+        rows = [self._stored[node.input[1]].dims[0] for node in nodes]
+        if len(nodes) > 1:
+            sizes = self._constant(f"{sums[0]}.sizes", np.array(rows, np.int64))
+            parts = [f"{name}.sum" for name in names]
+            self._nodes.append(helper.make_node("Split", [sums[0], sizes], parts, axis=-1))
+            sums = parts
+        ends = np.cumsum(rows)
+        for node, y, count, end in zip(nodes, sums, rows, ends, strict=True):
+            name = node.output[0]
+            is_gelu = _attribute(node, "gelu_from") == 0
+            made = self._emit("FastGelu", [y], f"{name}.gelu", domain=MS) if is_gelu else y
+            self._values[name] = _Value(made, linear.post_scale[end - count : end])
+
+    def _inputs_of(self, product: Product) -> _Value:
+        """What the product reads; the inputs of a sum stand one behind the other."""
+        names = [node.input[0] for node in product.nodes]
+        values = [self._values.get(name, _Value(name)) for name in names]
+        if product.total is None:
+            return values[0]
+        x = self._emit("Concat", [value.name for value in values], f"{names[-1]}.all", axis=-1)
+        scales = [
+            np.ones(features, np.float32) if value.scale is None else value.scale
+            for value, features in zip(values, product.in_features, strict=True)
+        ]
+        return _Value(x, np.concatenate(scales))
+
+    def _sum(self, product: Product, linear: QuantizedLinear, name: str) -> str:
+        """The sum of the product with INT4 weights and that of the salient channels in float32.
+
+        A salient channel is zero in the first, where the activations are quantized.
+        """
+        x = self._inputs_of(product)
+        salient, k = linear.salient, sum(product.in_features)
+        factors = np.ones(k, np.float32) if x.scale is None else x.scale.copy()
+        w_salient = linear.w_salient[:, : len(salient)].astype(np.float32) * factors[salient]
+        factors[salient] = 0.0
+        main = x.name
+        if (factors != 1.0).any():
+            keep = self._constant(f"{name}.factors", factors)
+            main = self._emit("Mul", [x.name, keep], f"{name}.main")
+        y = self._int4(main, linear, k, name)
+        if len(salient):
+            idx = self._constant(f"{name}.idx", salient.astype(np.int64))
+            outliers = self._emit("Gather", [x.name, idx], f"{name}.outliers", axis=-1)
+            weight = self._constant(f"{name}.w_salient", w_salient.T)
+            tail = self._emit("MatMul", [outliers, weight], f"{name}.fp16")
+            y = self._emit("Add", [y, tail], f"{name}.sum")
+        return y
+
+    def _int4(self, x: str, linear: QuantizedLinear, in_features: int, name: str) -> str:
         levels, scales, zeros = repack(linear, in_features, self._options.block_size)
         inputs = [
-            x_main,
+            x,
             self._constant(f"{name}.levels", levels),
             self._constant(f"{name}.scales", scales),
             self._constant(f"{name}.zeros", zeros),
         ]
         if linear.bias.any():
             inputs += ["", self._constant(f"{name}.bias", linear.bias)]
-        y = self._emit(
+        return self._nbits(inputs, f"{name}.int4", in_features, len(scales), bits=4)
+
+    def _nbits(self, inputs: list[str], output: str, k: int, n: int, bits: int) -> str:
+        return self._emit(
             "MatMulNBits",
             inputs,
-            f"{name}.int4",
+            output,
             domain=MS,
-            K=in_features,
-            N=len(linear.scales),
-            bits=4,
+            K=k,
+            N=n,
+            bits=bits,
             block_size=self._options.block_size,
             accuracy_level=self._options.accuracy_level,
         )
-        if len(salient):
-            columns = linear.w_salient[:, : len(salient)].astype(np.float32).T
-            weight = self._constant(f"{name}.w_salient", columns)
-            tail = self._emit("MatMul", [x_salient, weight], f"{name}.fp16")
-            y = self._emit("Add", [y, tail], f"{name}.sum")
-        if _attribute(node, "gelu_from") == 0:
-            y = self._emit("FastGelu", [y], f"{name}.gelu", domain=MS)
-        if (linear.post_scale != 1.0).any():
-            scale = self._constant(f"{name}.post_scale", linear.post_scale)
-            y = self._emit("Mul", [y, scale], f"{name}.scaled")
-        self._nodes[-1].output[0] = name
 
-    def _split_salient(self, x: str, linear: QuantizedLinear, in_features: int) -> tuple[str, str]:
-        """`x` with its salient channels zeroed, and those channels alone; once for each `x`."""
-        if not len(linear.salient):
-            return x, ""
-        if x not in self._split:
-            keep = np.ones(in_features, np.float32)
-            keep[linear.salient] = 0.0
-            main = self._emit("Mul", [x, self._constant(f"{x}.keep", keep)], f"{x}.main")
-            idx = self._constant(f"{x}.idx", linear.salient.astype(np.int64))
-            self._split[x] = main, self._emit("Gather", [x, idx], f"{x}.salient", axis=-1)
-        return self._split[x]
+    def _value(self, name: str) -> str:
+        """The tensor that is the activation `name` of decoder.onnx."""
+        found = self._values.get(name, _Value(name))
+        if found.scale is None or (found.scale == 1.0).all():
+            return found.name
+        scale = self._constant(f"{name}.post_scale", found.scale)
+        self._values[name] = _Value(self._emit("Mul", [found.name, scale], f"{name}.scaled"))
+        return self._values[name].name
 
     def _rope_attention(self, node: onnx.NodeProto) -> None:
         qkv, k_cache, v_cache, _past_lens, cos, sin = node.input
+        qkv = self._value(qkv)
         heads = _attribute(node, "num_heads")
         head = self._widths[node.output[0]] // heads
         rotary = 2 * int(self._stored[cos].dims[1])
@@ -268,10 +284,17 @@ class _Rewriter:
 
     def _head_logits(self, node: onnx.NodeProto) -> None:
         x, weight, bias = node.input
-        transposed = self._array(weight).astype(np.float32).T
-        product = [x, self._constant(weight, transposed)]
-        y = self._emit("MatMul", product, f"{node.name}.product")
-        self._emit("Add", [y, self._constant(bias, self._array(bias))], node.output[0])
+        x, weights = self._value(x), self._array(weight).astype(np.float32)
+        bias = self._constant(bias, self._array(bias))
+        if self._options.head_bits == 8:
+            levels, scales = round_to_8_bits(weights, self._options.block_size)
+            inputs = [x, self._constant(f"{weight}.levels", levels)]
+            inputs += [self._constant(f"{weight}.scales", scales), "", "", bias]
+            self._nbits(inputs, node.output[0], weights.shape[1], weights.shape[0], bits=8)
+        else:
+            product = [x, self._constant(weight, weights.T)]
+            y = self._emit("MatMul", product, f"{node.name}.product")
+            self._emit("Add", [y, bias], node.output[0])
 
     def _emit(
         self, op: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any

@@ -198,8 +198,8 @@ def _session(model: Path, options: OrtOptions) -> onnxruntime.InferenceSession:
     settings.intra_op_num_threads = options.threads or os.cpu_count() or 1
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 4  # errors are raised, and reported by whoever catches them
-    # A daemon shares its cores: spinning workers would starve whatever runs beside it.
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    spinning = "1" if options.spinning else "0"
+    settings.add_session_config_entry("session.intra_op.allow_spinning", spinning)
     try:
         return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises RuntimeError and its own classes

@@ -1,0 +1,137 @@
+"""Which settings of the CPU engine are fast on this machine: prefill chunk, threads, spinning.
+
+    python tools/cpu_settings.py BUNDLE --json settings.json
+
+Engines of one bundle, in turns: milliseconds of a decode step at 1 and at max_batch rows, alone and
+beside a process that keeps one core busy, for each choice of threads and spinning; tokens per
+second of a long prompt for each prefill chunk, and how long one chunk holds up those that decode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge_rt.bench import conditions
+from edge_rt.bundle import Bundle
+from edge_rt.cli.output import STDOUT, finish
+from edge_rt.core import DecodeRow, Draw, PrefillChunk, SamplingParams
+from edge_rt.runtime.base import Runner
+from edge_rt.runtime.engines import open_engine
+
+TURNS, STEPS, CONTEXT = 15, 20, 64
+CHUNKS = (16, 32, 64, 128, 256)
+DRAW = Draw(SamplingParams(), 0, (), ())
+
+
+def opened(bundle: Bundle, chunk: int | None = None, **ort: Any) -> Runner:
+    """The bundle's engine with other settings."""
+    recipe = bundle.manifest.recipe
+    recipe = replace(recipe, ort=replace(recipe.ort, **ort))
+    if chunk is not None:
+        most = max(recipe.max_tokens_per_step, chunk + recipe.rows)
+        recipe = replace(recipe, prefill_chunk=chunk, max_tokens_per_step=most)
+    return open_engine(replace(bundle, manifest=replace(bundle.manifest, recipe=recipe)))
+
+
+def prefill(engine: Runner, tokens: int, row: int = 0) -> float:
+    """Seconds for a prompt in the engine's chunks."""
+    chunk, begun = engine.limits.prefill_chunk, time.perf_counter()
+    for start in range(0, tokens, chunk):
+        part = tuple(range(1 + start, 1 + min(start + chunk, tokens)))
+        last = start + len(part) == tokens
+        engine.prefill([PrefillChunk(f"{row}", (row,), start, part, (DRAW,) if last else ())])
+    return time.perf_counter() - begun
+
+
+def step_ms(engine: Runner, rows: int) -> float:
+    """The median of some steps behind CONTEXT tokens."""
+    found = []
+    for position in range(CONTEXT, CONTEXT + STEPS):
+        batch = [DecodeRow(f"{row}", (row,), position, 1 + row, DRAW) for row in range(rows)]
+        begun = time.perf_counter()
+        engine.decode(batch)
+        found.append((time.perf_counter() - begun) * 1e3)
+    return statistics.median(found)
+
+
+@contextlib.contextmanager
+def busy_core() -> Iterator[None]:
+    """A process that never waits."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def of_threads(bundle: Bundle, rows: int) -> list[dict[str, Any]]:
+    """Decode steps for each choice of threads and spinning."""
+    cores = len(os.sched_getaffinity(0))
+    choices = [(cores, False), (cores, True)] + ([(1, False)] if cores > 1 else [])
+    engines = [opened(bundle, threads=threads, spinning=spins) for threads, spins in choices]
+    for engine in engines:
+        for row in range(rows):
+            prefill(engine, CONTEXT, row)
+    found: list[dict[str, Any]] = [{"threads": n, "spinning": spins} for n, spins in choices]
+    for suffix, company in (("", contextlib.nullcontext()), ("_beside_a_busy_core", busy_core())):
+        with company:
+            for batch in dict.fromkeys((1, rows)):
+                turns = [[step_ms(engine, batch) for engine in engines] for _ in range(TURNS)]
+                for one, times in zip(found, zip(*turns, strict=True), strict=True):
+                    one[f"step_ms_b{batch}{suffix}"] = statistics.median(times)
+    for engine in engines:
+        engine.close()
+    return found
+
+
+def of_chunks(bundle: Bundle) -> list[dict[str, float]]:
+    """A prompt of half the context for each chunk."""
+    tokens = bundle.manifest.limits().max_context // 2
+    engines = {chunk: opened(bundle, chunk) for chunk in CHUNKS if chunk <= tokens}
+    turns = [[prefill(engine, tokens) for engine in engines.values()] for _ in range(TURNS)]
+    found = []
+    for chunk, times in zip(engines, zip(*turns, strict=True), strict=True):
+        wall_s = statistics.median(times)
+        found.append(
+            {
+                "prefill_chunk": chunk,
+                "tokens_per_s": tokens / wall_s,
+                "chunk_ms": wall_s * 1e3 * chunk / tokens,
+            }
+        )
+    return found
+
+
+def main() -> None:
+    """Measure, and write one JSON object to stdout or to a file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--json", nargs="?", const=STDOUT, default=STDOUT, metavar="FILE")
+    options = parser.parse_args()
+    bundle = Bundle.load(options.bundle)
+    warnings = conditions.warnings()
+    finish(
+        options,
+        {
+            "warnings": warnings,
+            "context_tokens": CONTEXT,
+            "threads": of_threads(bundle, bundle.manifest.recipe.max_batch),
+            "chunks": of_chunks(bundle),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
