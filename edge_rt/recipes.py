@@ -33,8 +33,8 @@ class OrtOptions:
     `accuracy_level` 0 multiplies in float32; 4 quantizes activations to int8 in blocks, which is
     faster. At level 4 with `block_size` 32 a row's result is the same bits in any batch.
     `head_bits` 8 rounds the vocabulary's weights to 8 bits in blocks; 16 takes them as they are
-    stored, in float32. `threads` 0 takes every core; with `spinning` they burn it while they wait for
-    the next step's work, which is faster on cores that nothing else needs.
+    stored, in float32. `threads` 0 takes every core; with `spinning` they burn it between the parts
+    of a step, which is faster on cores that nothing else needs.
     """
 
     accuracy_level: Literal[0, 4] = 4
