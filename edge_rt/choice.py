@@ -47,8 +47,9 @@ class Choice:
             self.finish, self.message = event.finish, event.message
             self.ended_ns = time.monotonic_ns()
             piece += self.stream.finish()
-            # A stop string that the very last token has completed.
-            if self.stream.stopped and not stopped and self.finish is FinishReason.LENGTH:
+            # Before the loop knew of the stop string: it came with the last token, or from a
+            # reader in another thread.
+            if self.stream.stopped and self.finish is FinishReason.LENGTH:
                 self.finish = FinishReason.STOP
         self.text += piece
         return piece

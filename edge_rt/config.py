@@ -67,7 +67,7 @@ def _nearest(key: str, known: Mapping[str, object]) -> str:
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
-    if isinstance(kind, types.UnionType):
+    if typing.get_origin(kind) in {types.UnionType, typing.Union}:
         kind = next(option for option in typing.get_args(kind) if option is not type(None))
         return None if value is None else _convert(value, kind, where)
     if typing.get_origin(kind) is list:

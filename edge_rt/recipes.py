@@ -32,14 +32,15 @@ class OrtOptions:
 
     `accuracy_level` 0 multiplies in float32; 4 quantizes activations to int8 in blocks, which is
     faster. At level 4 with `block_size` 32 a row's result is the same bits in any batch.
-    `head_bits` 8 rounds the vocabulary's weights to 8 bits in blocks; 16 takes them as they are
-    stored, in float32. `threads` 0 takes every core; with `spinning` they burn it between the parts
-    of a step, which is faster on cores that nothing else needs.
+    `head_bits` 8 rounds the vocabulary's weights to 8 bits in blocks, and at level 4 what they are
+    multiplied with; 16 takes both in float32. None is 8 at level 4, 16 at level 0. `threads` 0
+    takes every core; with `spinning` they burn it while they wait for work, which is faster where
+    nothing else needs it.
     """
 
     accuracy_level: Literal[0, 4] = 4
     block_size: Literal[32, 64, 128] = 32
-    head_bits: Literal[8, 16] = 8
+    head_bits: Literal[8, 16] | None = None
     threads: int = 0
     spinning: bool = False
 
@@ -48,6 +49,16 @@ class OrtOptions:
             0 <= self.threads <= MAX_THREADS,
             f"threads must be 0 (all cores) to {MAX_THREADS}, found {self.threads}",
         )
+
+    @property
+    def is_float(self) -> bool:
+        """Whether all products are in float32."""
+        return self.accuracy_level == 0 and not self.rounds_head
+
+    @property
+    def rounds_head(self) -> bool:
+        """Whether the head's weights are rounded to 8 bits."""
+        return self.accuracy_level == 4 if self.head_bits is None else self.head_bits == 8
 
 
 @dataclass(frozen=True, slots=True)

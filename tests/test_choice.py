@@ -78,6 +78,13 @@ def test_a_stop_string_in_the_last_token_is_a_stop(tokenizer: Tokenizer) -> None
     assert (choice.text, choice.finish, reader.stopped) == ("import ", STOP, [])
 
 
+def test_a_stop_string_that_the_loop_heard_of_too_late_is_a_stop(tokenizer: Tokenizer) -> None:
+    reader = Reader(tokenizer, stop=("os",))
+    reader.read("import os and then some")
+    (choice,) = reader.choices.rows
+    assert (choice.text, choice.finish, reader.stopped) == ("import ", STOP, [0])
+
+
 def test_an_error_is_not_hidden_by_a_stop_string(tokenizer: Tokenizer) -> None:
     reader = Reader(tokenizer, stop=("os",))
     ids = tokenizer.encode("import os")

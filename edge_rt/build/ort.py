@@ -1,7 +1,8 @@
 """decoder.onnx -> an ONNX Runtime model: edge_rt nodes become com.microsoft ones.
 
-W4Linear becomes MatMulNBits over all input channels but the salient ones, plus a float32 product
-over those: under int8 activations a salient channel would stretch the range of its whole block.
+A product of W4Linears (see products.py) becomes MatMulNBits over all input channels but the salient
+ones, plus a float32 product over those: under int8 activations a salient channel would stretch the
+range of its whole block. The head becomes MatMulNBits of 8 bits, or a float32 product.
 RopeAttention becomes GroupQueryAttention, which appends to the caches in place where the runner
 binds input and output to the same memory.
 
@@ -25,7 +26,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from tqdm import tqdm
 
 from edge_rt.build.blocks import repack, round_to_8_bits
-from edge_rt.build.products import Product, Products
+from edge_rt.build.products import Product, Products, attribute
 from edge_rt.build.weights import WEIGHTS_FILE, Weights
 from edge_rt.bundle import Tolerance
 from edge_rt.errors import ConfigError
@@ -51,7 +52,7 @@ F32 = npt.NDArray[np.float32]
 
 def tolerance(options: OrtOptions) -> Tolerance:
     """How far the engine's logits may be off."""
-    return _EXACT if options.accuracy_level == 0 and options.head_bits == 16 else _INT8
+    return _EXACT if options.is_float else _INT8
 
 
 def write_model(quantized: Path, out: Path, options: OrtOptions) -> None:
@@ -156,7 +157,7 @@ class _Rewriter:
         ends = np.cumsum(rows)
         for node, y, count, end in zip(nodes, sums, rows, ends, strict=True):
             name = node.output[0]
-            is_gelu = _attribute(node, "gelu_from") == 0
+            is_gelu = attribute(node, "gelu_from") == 0  # all outputs or none, in decoder.onnx
             made = self._emit("FastGelu", [y], f"{name}.gelu", domain=MS) if is_gelu else y
             self._values[name] = _Value(made, linear.post_scale[end - count : end])
 
@@ -233,7 +234,7 @@ class _Rewriter:
     def _rope_attention(self, node: onnx.NodeProto) -> None:
         qkv, k_cache, v_cache, _past_lens, cos, sin = node.input
         qkv = self._value(qkv)
-        heads = _attribute(node, "num_heads")
+        heads = attribute(node, "num_heads")
         head = self._widths[node.output[0]] // heads
         rotary = 2 * int(self._stored[cos].dims[1])
         tables = [self._constant(name, self._array(name)) for name in (cos, sin)]
@@ -286,7 +287,7 @@ class _Rewriter:
         x, weight, bias = node.input
         x, weights = self._value(x), self._array(weight).astype(np.float32)
         bias = self._constant(bias, self._array(bias))
-        if self._options.head_bits == 8:
+        if self._options.rounds_head:
             levels, scales = round_to_8_bits(weights, self._options.block_size)
             inputs = [x, self._constant(f"{weight}.levels", levels)]
             inputs += [self._constant(f"{weight}.scales", scales), "", "", bias]
@@ -322,7 +323,3 @@ class _Rewriter:
             offset=where.offset,
             shape=tuple(tensor.dims),
         )
-
-
-def _attribute(node: onnx.NodeProto, name: str) -> Any:
-    return next(helper.get_attribute_value(a) for a in node.attribute if a.name == name)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
+from onnx import helper
 
 from edge_rt.quant.fuse import can_join, can_stack, join, stack
 from edge_rt.quant.pack import QuantizedLinear
@@ -21,10 +23,10 @@ Load = Callable[[onnx.NodeProto], QuantizedLinear]
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The product of `nodes`, at the place of the first that is needed.
+    """One product for `nodes`.
 
-    `total` is the node that adds their outputs, and nothing reads these but it; if there is none,
-    they read the same input.
+    `total` is the node that adds their outputs, at whose place it is computed, and nothing reads
+    these but it; if there is none, they read the same input, and the first is the place.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -55,7 +57,7 @@ class Products:
         for node in graph.node:
             if node.op_type == OP and node.name not in self._covered:
                 for product in self._of_input(node):
-                    self._cover(product, product.nodes[0])
+                    self._cover(product)
 
     def at(self, node: onnx.NodeProto) -> Product | None:
         """The product that is computed at the place of `node`."""
@@ -65,8 +67,8 @@ class Products:
         """Whether a product stands for `node`, here or elsewhere."""
         return node.name in self._covered
 
-    def _cover(self, product: Product, place: onnx.NodeProto) -> None:
-        self._at[place.name] = product
+    def _cover(self, product: Product) -> None:
+        self._at[(product.total or product.nodes[0]).name] = product
         self._covered.update(node.name for node in product.nodes)
         if product.total is not None:
             self._covered.add(product.total.name)
@@ -78,12 +80,12 @@ class Products:
             return
         features = tuple(self._widths[term.input[0]] for term in terms)
         if can_join([self._load(term) for term in terms], features):
-            self._cover(Product(tuple(terms), features, node), node)
+            self._cover(Product(tuple(terms), features, node))
 
     def _is_only_added(self, node: onnx.NodeProto) -> bool:
         if node.op_type != OP or len(self._readers[node.output[0]]) > 1:
             return False
-        return all(one.i == -1 for one in node.attribute if one.name == "gelu_from")
+        return attribute(node, "gelu_from") == -1
 
     def _of_input(self, node: onnx.NodeProto) -> Iterator[Product]:
         name = node.input[0]
@@ -97,3 +99,8 @@ class Products:
             yield Product(tuple(nodes), features)
         else:
             yield from (Product((one,), features) for one in nodes)
+
+
+def attribute(node: onnx.NodeProto, name: str) -> Any:
+    """An attribute of a node that has it."""
+    return next(helper.get_attribute_value(a) for a in node.attribute if a.name == name)

@@ -139,7 +139,7 @@ class Prompted:
             "latency_ms": (choice.ended_ns - self.submitted_ns) * 1e-6,
         }
         if len(self.choices.rows) > 1:
-            found["continuation"] = choice.row
+            found["continuation"] = choice.row + 1
         if math.isfinite(choice.mean_logprob):
             found["logprob_per_token"] = choice.mean_logprob
         return found

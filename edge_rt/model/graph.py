@@ -125,6 +125,7 @@ class _Writer:
             y = self._emit(f"{name}.biased", "Add", [y, self._weight(f"{name}.bias")])
         if spec.gelu:
             y = self._emit(f"{name}.gelu", "Gelu", [y], approximate="tanh")
+        self.widths[y] = self.stored[f"{name}.weight"].shape[0]
         return y
 
     def _layer_norm(self, x: str, name: str) -> str:

@@ -8,6 +8,7 @@ overwrites.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import onnxruntime
 
 MODEL_FILE = "model.onnx"
+
+_logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 
@@ -52,9 +55,7 @@ class OrtRunner:
         self._filled = np.zeros(limits.max_rows, np.int32)
         self._decode_steps: dict[tuple[int, int], _Step] = {}
         self._prefill_steps: dict[tuple[int, int], _Step] = {}
-        self._fewest = 1
-        if limits.max_rows > 1 and self._alone_differs():
-            self._fewest = 2
+        self._fewest = self._fewest_slots()
 
     @property
     def limits(self) -> Limits:
@@ -104,19 +105,32 @@ class OrtRunner:
             self._decode_steps[first, count] = _Step(self._memory, first, count, 1)
         return self._decode_steps[first, count]
 
-    def _alone_differs(self) -> bool:
-        """Whether a slot's logits differ in their last bits when it is computed alone.
+    def _fewest_slots(self) -> int:
+        """The fewest slots of a step in which a row has the same bits as among all slots.
 
-        On a CPU without AVX-512 they do: INT4 products of one row are summed in another order. Then
-        no slot is ever computed alone.
+        On a CPU without AVX-512, or with other blocks than 32, INT4 products of one row are summed
+        in another order than those of several: then no slot is ever computed alone.
         """
-        found = []
-        for count in (1, 2):
+        most, token = self._limits.max_rows, self._limits.vocab_size // 2
+        past = min(4, self._limits.max_context - 1)
+
+        def logits(count: int, position: int) -> Array:
             step = self._decode_step(0, count)
-            step.input_ids[:] = self._limits.vocab_size // 2
-            step.run(np.zeros(count, np.int32))  # nothing is in the caches yet
-            found.append(self._memory.logits[0].copy())
-        return not np.array_equal(*found)
+            step.input_ids[:] = token
+            step.run(np.full(count, position, np.int32))
+            return self._memory.logits[:count].copy()
+
+        for position in range(past):
+            logits(most, position)
+        expected = logits(most, past)[0]
+        counts = sorted({1, 2, 3, most} & set(range(1, most + 1)))
+        same = {count: bool((logits(count, past) == expected).all()) for count in counts}
+        if not all(same[count] for count in counts if count >= min(2, most)):
+            _logger.warning(
+                "on this machine the last bits of a row depend on how many run along, so a request "
+                "may get other tokens in a batch than alone"
+            )
+        return 1 if same[1] else min(2, most)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy the first positions of slots."""
@@ -172,7 +186,8 @@ class _Step:
         for name, array in inputs.items():
             self._bind(self._binding.bind_input, name, array)
         slots = slice(first, first + count)
-        self._bind(self._binding.bind_output, "logits", memory.logits[slots])
+        self.logits = memory.logits[slots]
+        self._bind(self._binding.bind_output, "logits", self.logits)
         for layer in range(memory.layers):
             for kind, cache in zip("kv", memory.caches[layer], strict=True):
                 # The same memory in and out: the new tokens are appended in place.
@@ -209,10 +224,17 @@ def import_onnxruntime() -> ModuleType:
     return onnxruntime
 
 
+def _cores() -> int:
+    """Those that this process may use, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _session(model: Path, options: OrtOptions) -> onnxruntime.InferenceSession:
     ort = import_onnxruntime()
     settings = ort.SessionOptions()
-    settings.intra_op_num_threads = options.threads or os.cpu_count() or 1
+    settings.intra_op_num_threads = options.threads or _cores()
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 4  # errors are raised, and reported by whoever catches them
     spinning = "1" if options.spinning else "0"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from edge_rt.core import Limits, Priority, Request, SamplingParams
 from edge_rt.errors import RequestError
 
 MAX_LOGPROBS = 20
+MAX_BIAS = 1e9
 
 
 def pages_for(tokens: int, limits: Limits) -> int:
@@ -35,6 +34,8 @@ def check(request: Request, limits: Limits) -> None:
         raise RequestError(f"a request may take 1 to {most} continuations, found {rows}")
     if request.priority not in list(Priority):
         raise RequestError(f"priority {request.priority!r} is none of {[*Priority]}")
+    if request.deadline_ns is not None and type(request.deadline_ns) is not int:
+        raise RequestError(f"deadline_ns must be a whole number, found {request.deadline_ns!r}")
     _check_sampling(request.sampling, limits)
     _check_size(request, limits)
 
@@ -97,6 +98,11 @@ def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
     wanted = sampling.logprobs
     if wanted is not None and (type(wanted) is not int or not 0 <= wanted <= MAX_LOGPROBS):
         raise RequestError(_must_be("logprobs", "a whole number", 0, MAX_LOGPROBS, wanted))
+    for token in sampling.stop_token_ids:
+        if type(token) is not int or not 0 <= token < limits.vocab_size:
+            raise RequestError(
+                f"stop token id {token!r} is not in the vocabulary, 0 to {limits.vocab_size - 1}"
+            )
     _check_bias(sampling, limits.vocab_size)
 
 
@@ -106,8 +112,10 @@ def _check_bias(sampling: SamplingParams, vocab_size: int) -> None:
             raise RequestError(
                 f"logit_bias: token id {token!r} is not in the vocabulary, 0 to {vocab_size - 1}"
             )
-        if not isinstance(bias, int | float) or not math.isfinite(bias):
-            raise RequestError(f"logit_bias of token {token} must be a number, found {bias!r}")
+        if not isinstance(bias, int | float) or not -MAX_BIAS <= bias <= MAX_BIAS:  # NaN too
+            raise RequestError(
+                _must_be(f"logit_bias of token {token}", "a number", -MAX_BIAS, MAX_BIAS, bias)
+            )
 
 
 def _must_be(name: str, kind: str, low: float, high: float, found: object) -> str:

@@ -97,7 +97,10 @@ class Scheduler:
         Only after `schedule` has returned an empty batch.
         """
         live = self._queue.first(self._now_ns)
-        return live.arrived_ns + self._window_ns if live else None
+        if live is None:
+            return None
+        window_ns = live.arrived_ns + self._window_ns
+        return min(window_ns, self._deadlines[0][0]) if self._deadlines else window_ns
 
     def validate(self, request: Request) -> None:
         """Raise RequestError if this request can never be served; safe from any thread."""

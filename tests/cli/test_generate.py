@@ -161,7 +161,7 @@ def test_several_continuations_and_the_best_of_them(
     bundle = str(demo_bundle("demo.cpu"))
     arguments = ["generate", bundle, "--prompt", "def ", "--max-tokens", "8", "--temperature", "1"]
     drawn = run_json(capsys, *arguments, "--n", "4")["completions"]
-    assert [one["continuation"] for one in drawn] == [0, 1, 2, 3]
+    assert [one["continuation"] for one in drawn] == [1, 2, 3, 4]
     assert len({one["text"] for one in drawn}) > 1
     best = run_json(capsys, *arguments, "--n", "2", "--best-of", "4")["completions"]
     texts = {one["continuation"]: one["text"] for one in drawn}
@@ -169,7 +169,7 @@ def test_several_continuations_and_the_best_of_them(
     assert best[0]["logprob_per_token"] >= best[1]["logprob_per_token"]
     assert main([*arguments, "--n", "2", "--best-of", "4"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"--- prompt 1 of 1, continuation {best[0]['continuation'] + 1} of 4")
+    assert printed.startswith(f"--- prompt 1 of 1, continuation {best[0]['continuation']} of 4")
     assert "def " + best[1]["text"] in printed
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fakes.checks import GREEDY, Collected
 from fakes.strict import StrictRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edge_rt.bundle import Bundle
@@ -22,7 +22,7 @@ from edge_rt.loop import Loop
 from edge_rt.recipes import OrtOptions
 from edge_rt.runtime.base import Runner
 from edge_rt.runtime.engines import open_engine
-from edge_rt.runtime.ort import OrtRunner
+from edge_rt.runtime.ort import OrtRunner, _Step
 
 BundleFactory = Callable[[str], Path]
 
@@ -102,9 +102,10 @@ def test_tokens_are_the_same_alone_and_in_any_batch(
 
 
 @given(
-    slots=st.lists(st.integers(0, 7), min_size=2, max_size=8, unique=True),
+    slots=st.lists(st.integers(0, 15), min_size=2, max_size=16, unique=True),
     seed=st.integers(0, 2**32 - 1),
 )
+@example(slots=[15, 3], seed=0)
 @settings(max_examples=15, deadline=None)
 def test_logits_are_the_same_bits_alone_and_in_a_batch(
     engine: Runner, slots: list[int], seed: int
@@ -132,6 +133,60 @@ def test_logits_are_the_same_bits_alone_and_in_a_batch(
         alone = run([member], slots)[member]
         np.testing.assert_array_equal(alone, run([member], elsewhere)[member])
         np.testing.assert_array_equal(together[member], alone)
+
+
+@pytest.mark.parametrize("fewest", [1, 2])
+@pytest.mark.parametrize("slot", [0, 7, 15])
+def test_a_slot_alone_and_with_one_that_runs_along(
+    demo_bundle: BundleFactory, fewest: int, slot: int
+) -> None:
+    """Whatever the processor: nearly the same logits, and no other slot is touched."""
+    bundle = Bundle.load(demo_bundle("demo.cpu"))
+    prompt = (3, 14, 15, 92, 65)
+    engines = [open_engine(bundle) for _ in range(2)]
+    found = []
+    for engine, least in zip(engines, (fewest, 2), strict=True):
+        assert isinstance(engine, OrtRunner)
+        assert engine.limits.max_rows == 16
+        engine._fewest = least
+        for other in (slot - 1, slot, (slot + 1) % 16):
+            engine.prefill([PrefillChunk(f"{other}", (other % 16,), 0, prompt, (GREEDY,))])
+        rows = [DecodeRow("a", (slot,), len(prompt) + i, 7 + i, GREEDY) for i in range(3)]
+        found.append([engine.decode([row], want_logits=True).logits for row in rows])
+        beside = DecodeRow("b", ((slot + 1) % 16,), len(prompt), 9, GREEDY)
+        found[-1].append(engine.decode([beside], want_logits=True).logits)
+    np.testing.assert_allclose(found[0], found[1], atol=0.05)
+
+
+@pytest.mark.parametrize(("alone", "fewest"), [(True, 1), (False, 2)])
+def test_no_slot_runs_alone_where_its_bits_would_differ(
+    demo_bundle: BundleFactory, monkeypatch: pytest.MonkeyPatch, alone: bool, fewest: int
+) -> None:
+    run = _Step.run
+
+    def run_otherwise(step: _Step, past: np.ndarray) -> None:
+        run(step, past)
+        rows = len(step.input_ids)
+        step.logits[:] = 1.0 if alone or rows > 1 else 1.0000001
+
+    monkeypatch.setattr(_Step, "run", run_otherwise)
+    engine = open_engine(Bundle.load(demo_bundle("demo.cpu")))
+    assert isinstance(engine, OrtRunner)
+    assert engine._fewest == fewest
+
+
+def test_rows_that_always_depend_on_their_company_are_reported(
+    demo_bundle: BundleFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = _Step.run
+
+    def run_otherwise(step: _Step, past: np.ndarray) -> None:
+        run(step, past)
+        step.logits[:] = len(step.input_ids)
+
+    monkeypatch.setattr(_Step, "run", run_otherwise)
+    open_engine(Bundle.load(demo_bundle("demo.cpu"))).close()
+    assert "may get other tokens in a batch than alone" in caplog.text
 
 
 def test_a_request_that_fills_its_slot(engine: Runner) -> None:

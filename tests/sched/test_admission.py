@@ -57,6 +57,12 @@ def sampled(**changes: Any) -> Request:
         (sampled(logprobs=21), "logprobs must be a whole number, 0 to 20, found 21"),
         (sampled(logit_bias=((11, 1.0),)), "logit_bias: token id 11 is not in the vocabulary"),
         (sampled(logit_bias=((1, math.inf),)), "logit_bias of token 1 must be a number"),
+        (sampled(logit_bias=((1, math.nan),)), "logit_bias of token 1 must be a number"),
+        (sampled(logit_bias=((1, 10**400),)), "logit_bias of token 1 must be a number"),
+        (sampled(stop_token_ids=frozenset({11})), "stop token id 11 is not in the vocabulary"),
+        (sampled(stop_token_ids=frozenset({"a"})), "stop token id 'a' is not in the vocabulary"),
+        (replace(sampled(), deadline_ns="soon"), "deadline_ns must be a whole number"),
+        (replace(sampled(), deadline_ns=math.nan), "deadline_ns must be a whole number"),
     ],
 )
 def test_what_can_never_be_served_is_refused_and_leaves_no_trace(
