@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from origin import cpu_facts, origin
 
 from edge_rt.bench import arrivals, conditions, report, workloads
 from edge_rt.bundle import Bundle
@@ -48,6 +49,7 @@ def main() -> None:
         plan = arrivals.poisson(prompts, lengths, rate_per_s, options.seed)
         return report.summarize(arrivals.serve(loop, plan, static_batch))
 
+    warnings = conditions.warnings()
     try:
         measure(1e9, None)  # to warm up
         most = measure(1e9, None)
@@ -58,7 +60,7 @@ def main() -> None:
             "samples": options.samples,
             "prompt_tokens": options.prompt_tokens,
             "new_tokens": [8, options.most_tokens],
-            "warnings": conditions.warnings(),
+            "warnings": warnings,
             "offline": most,
             "load": options.load,
             "rate_per_s": rate_per_s,
@@ -67,7 +69,7 @@ def main() -> None:
         }
     finally:
         loop.close()
-    finish(options, found)
+    finish(options, {**origin(cpu_facts(), ["onnxruntime"]), **found})
 
 
 if __name__ == "__main__":

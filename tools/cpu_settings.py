@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from origin import cores, cpu_facts, origin
+from peer_engines import with_settings
 
 from edge_rt.bench import conditions
 from edge_rt.bundle import Bundle
@@ -33,19 +34,9 @@ CHUNKS = (16, 32, 64, 128, 256)
 DRAW = Draw(SamplingParams(), 0, (), ())
 
 
-def opened(bundle: Bundle, chunk: int | None = None, **ort: Any) -> Runner:
-    """The bundle's engine with other settings."""
-    recipe = bundle.manifest.recipe
-    recipe = replace(recipe, ort=replace(recipe.ort, **ort))
-    if chunk is not None:
-        most = max(recipe.max_tokens_per_step, chunk + recipe.rows)
-        recipe = replace(recipe, prefill_chunk=chunk, max_tokens_per_step=most)
-    return open_engine(replace(bundle, manifest=replace(bundle.manifest, recipe=recipe)))
-
-
-def prefill(engine: Runner, tokens: int, row: int = 0) -> float:
-    """Seconds for a prompt in the engine's chunks."""
-    chunk, begun = engine.limits.prefill_chunk, time.perf_counter()
+def prefill(engine: Runner, tokens: int, chunk: int, row: int = 0) -> float:
+    """Seconds for a prompt in chunks."""
+    begun = time.perf_counter()
     for start in range(0, tokens, chunk):
         part = tuple(range(1 + start, 1 + min(start + chunk, tokens)))
         last = start + len(part) == tokens
@@ -76,12 +67,15 @@ def busy_core() -> Iterator[None]:
 
 def of_threads(bundle: Bundle, rows: int) -> list[dict[str, Any]]:
     """Decode steps for each choice of threads and spinning."""
-    cores = len(os.sched_getaffinity(0))
-    choices = [(cores, False), (cores, True)] + ([(1, False)] if cores > 1 else [])
-    engines = [opened(bundle, threads=threads, spinning=spins) for threads, spins in choices]
+    most = cores()
+    choices = [(most, False), (most, True)] + ([(1, False)] if most > 1 else [])
+    engines = [
+        open_engine(with_settings(bundle, threads=threads, spinning=spins))
+        for threads, spins in choices
+    ]
     for engine in engines:
         for row in range(rows):
-            prefill(engine, CONTEXT, row)
+            prefill(engine, CONTEXT, CONTEXT, row)
     found: list[dict[str, Any]] = [{"threads": n, "spinning": spins} for n, spins in choices]
     for suffix, company in (("", contextlib.nullcontext()), ("_beside_a_busy_core", busy_core())):
         with company:
@@ -97,10 +91,12 @@ def of_threads(bundle: Bundle, rows: int) -> list[dict[str, Any]]:
 def of_chunks(bundle: Bundle) -> list[dict[str, float]]:
     """A prompt of half the context for each chunk."""
     tokens = bundle.manifest.limits().max_context // 2
-    engines = {chunk: opened(bundle, chunk) for chunk in CHUNKS if chunk <= tokens}
-    turns = [[prefill(engine, tokens) for engine in engines.values()] for _ in range(TURNS)]
+    chunks = [chunk for chunk in CHUNKS if chunk <= tokens]
+    engine = open_engine(bundle)
+    turns = [[prefill(engine, tokens, chunk) for chunk in chunks] for _ in range(TURNS)]
+    engine.close()
     found = []
-    for chunk, times in zip(engines, zip(*turns, strict=True), strict=True):
+    for chunk, times in zip(chunks, zip(*turns, strict=True), strict=True):
         wall_s = statistics.median(times)
         found.append(
             {
@@ -125,6 +121,7 @@ def main() -> None:
     finish(
         options,
         {
+            **origin(cpu_facts(), ["onnxruntime"]),
             "warnings": warnings,
             "context_tokens": CONTEXT,
             "threads": of_threads(bundle, bundle.manifest.recipe.max_batch),

@@ -57,6 +57,13 @@ def settings_of(engine: str, cores: int, machine: str) -> list[Setting]:
     return found
 
 
+def with_settings(bundle: Bundle, **ort: Any) -> Bundle:
+    """The bundle with other settings of its engine: those that need no other weights."""
+    recipe = bundle.manifest.recipe
+    recipe = replace(recipe, ort=replace(recipe.ort, **ort))
+    return replace(bundle, manifest=replace(bundle.manifest, recipe=recipe))
+
+
 class EdgeRT:
     """The bundle's engine behind the real loop, scheduler and sampler."""
 
@@ -68,11 +75,7 @@ class EdgeRT:
         """Load the engine anew: its threads are fixed at load."""
         if self._loop is not None:
             self._loop.close()
-        manifest = self._bundle.manifest
-        recipe = manifest.recipe
-        recipe = replace(recipe, ort=replace(recipe.ort, **setting))
-        bundle = replace(self._bundle, manifest=replace(manifest, recipe=recipe))
-        self._loop = Loop(open_engine(bundle))
+        self._loop = Loop(open_engine(with_settings(self._bundle, **setting)))
 
     def generate(self, prompts: Sequence[Prompt], new_tokens: int) -> Tokens:
         """Submit all, step until idle; EngineError for a request that ended early."""

@@ -18,23 +18,20 @@ import argparse
 import json
 import os
 import platform
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from origin import cores, cpu_facts, origin
 from peer_engines import Row, Tokens, settings_of
 from peer_table import ORACLE, OURS, busy, lines, merged, table
 
-import edge_rt
 from edge_rt import recipes
 from edge_rt.bench.workloads import held_out_prompts
 from edge_rt.bundle import Bundle
@@ -55,7 +52,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 PEERS = tuple(name for name in NEEDS if name != OURS)
 CALLS = {1: 4, 8: 2}  # rows of a call -> calls of a turn
 CHECK_PROMPTS, CHECK_TOKENS = 32, 8
-FLAGS = ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
+LIBRARIES = ("onnxruntime", "numpy", "torch", "transformers", "ctranslate2")
 
 
 def missing(engine: str) -> str | None:
@@ -66,52 +63,11 @@ def missing(engine: str) -> str | None:
     return f"not installed: {names}; install: {sys.executable} -m pip install {names}"
 
 
-def cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def cpu_facts() -> dict[str, str]:
-    """What Linux says of the first core; nothing elsewhere."""
-    file = Path("/proc/cpuinfo")
-    first = file.read_text("utf-8").split("\n\n")[0] if file.is_file() else ""
-    return dict(re.findall(r"^(.*?)\s*:\s*(.*)$", first, re.MULTILINE))
-
-
 def environment(vendor: str) -> dict[str, str]:
     """For the engines' processes: nothing is fetched; and ctranslate2's best library."""
     found = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # MKL takes its slow paths on other vendors' CPUs; oneDNN then does the same work.
     return found | ({} if vendor == "GenuineIntel" else {"CT2_USE_MKL": "0"})
-
-
-def conditions(facts: Mapping[str, str]) -> dict[str, Any]:
-    """Date, machine, versions, and the commit if this is a checkout."""
-    flags = set(facts.get("flags", facts.get("Features", "")).split())
-    versions: dict[str, str | None] = {"edge_rt": edge_rt.__version__}
-    for name in ("onnxruntime", "numpy", "torch", "transformers", "ctranslate2"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    describe = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--exclude=*"]
-    commit = None
-    if shutil.which("git"):
-        done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
-        commit = done.stdout.strip() or None
-    return {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "commit": commit,
-        "machine": {
-            "cpu": facts.get("model name") or platform.processor() or platform.machine(),
-            "cores": cores(),
-            "flags": [flag for flag in FLAGS if flag in flags],
-            "system": f"{platform.system()} {platform.machine()}",
-        },
-        "versions": versions | {"python": platform.python_version()},
-    }
 
 
 def convertible(checkpoint: Path, vocab_size: int, view: Path) -> Path:
@@ -271,7 +227,7 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     return {
         **found,
         "left_out": bench.left_out,
-        **conditions(facts),
+        **origin(facts, LIBRARIES),
         "environment": environment(vendor),
         "edge_rt_recipe": asdict(Bundle.load(bench.bundle).manifest.recipe),
         "load_average_before": load_before,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module, util
+from importlib import util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,13 +25,6 @@ from edge_rt.quant.pipeline import quantize
 
 TOOLS = Path(__file__).parents[2] / "tools"
 DEADLINE_S = 300
-
-
-@pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """A script of tools/ as a module."""
-    monkeypatch.syspath_prepend(str(TOOLS))
-    return import_module
 
 
 @pytest.fixture

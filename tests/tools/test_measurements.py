@@ -1,0 +1,68 @@
+"""The small measuring tools, run for a moment: whole, and plausible in what they say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BundleFactory = Callable[[str], Path]
+Tool = Callable[[str], ModuleType]
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """A tool's main, with these arguments; what it wrote."""
+
+    def main(module: ModuleType, *arguments: str) -> dict[str, Any]:
+        out = tmp_path / "out.json"
+        monkeypatch.setattr(sys, "argv", ["tool", *arguments, "--json", str(out)])
+        module.main()
+        found: dict[str, Any] = json.loads(out.read_text())
+        assert found["date"]
+        assert found["machine"]["cores"] >= 1
+        return found
+
+    return main
+
+
+def test_loop_cost(tool: Tool, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tool("loop_cost")
+    monkeypatch.setattr(module, "STEPS", 20)
+    found = run(module)
+    for rows in (1, 8, 32):
+        one = found[f"rows_{rows}"]
+        assert sum(one["parts_us"].values()) == pytest.approx(one["step_us"])
+        assert one["token_us"] == pytest.approx(one["step_us"] / rows)
+        assert min(one["parts_us"][part] for part in ("schedule", "null_engine", "finish")) > 0
+
+
+def test_batching(tool: Tool, run: Run, demo_bundle: BundleFactory) -> None:
+    bundle = str(demo_bundle("demo.null"))
+    found = run(tool("batching"), bundle, "--samples", "30", "--most-tokens", "9")
+    for way in ("offline", "in_flight", "static"):
+        assert found[way]["samples"] == 30
+        assert found[way]["throughput_tok_s"] > 0
+    assert found["rate_per_s"] == pytest.approx(0.7 * found["offline"]["samples_per_s"])
+
+
+def test_cpu_settings(
+    tool: Tool, run: Run, demo_bundle: BundleFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tool("cpu_settings")
+    monkeypatch.setattr(module, "TURNS", 1)
+    monkeypatch.setattr(module, "STEPS", 2)
+    found = run(module, str(demo_bundle("demo.cpu")))
+    assert {one["spinning"] for one in found["threads"]} == {False, True}
+    for one in found["threads"]:
+        for rows in (1, 8):
+            assert one[f"step_ms_b{rows}"] > 0
+            assert one[f"step_ms_b{rows}_beside_a_busy_core"] > 0
+    assert [one["prefill_chunk"] for one in found["chunks"]] == [16, 32, 64, 128, 256]
+    assert all(one["tokens_per_s"] > 0 for one in found["chunks"])
