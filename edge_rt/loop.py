@@ -132,10 +132,12 @@ class Loop:
             if self._closed:
                 return
             self._closed = True
-        self._drain_inbox()
-        self._deliver(self._scheduler.cancel_all())
-        self._after_step(None)
-        self._runner.close()
+        try:
+            self._drain_inbox()
+            self._deliver(self._scheduler.cancel_all())
+            self._after_step(None)
+        finally:
+            self._runner.close()
         self._scheduler.check_integrity()
 
     def _wait(self) -> None:

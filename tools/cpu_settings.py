@@ -19,13 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from origin import cores, cpu_facts, origin
+import command
+from command import progress
+from origin import cores
 from peer_engines import with_settings
 
 from edge_rt.bench import conditions
 from edge_rt.bundle import Bundle
-from edge_rt.cli.output import STDOUT, finish
 from edge_rt.core import DecodeRow, Draw, PrefillChunk, SamplingParams
+from edge_rt.errors import ConfigError
 from edge_rt.runtime.base import Runner
 from edge_rt.runtime.engines import open_engine
 
@@ -57,8 +59,9 @@ def step_ms(engine: Runner, rows: int) -> float:
 
 @contextlib.contextmanager
 def busy_core() -> Iterator[None]:
-    """A process that never waits."""
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+    """A process that never waits, and ends with this one."""
+    code = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
         try:
             yield
         finally:
@@ -108,26 +111,33 @@ def of_chunks(bundle: Bundle) -> list[dict[str, float]]:
     return found
 
 
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Both tables."""
+    bundle = Bundle.load(options.bundle)
+    if bundle.manifest.recipe.engine != "ort":
+        raise ConfigError(
+            f"{options.bundle} is a bundle of the {bundle.manifest.recipe.engine} engine; give one "
+            f"of the ort engine"
+        )
+    warnings = conditions.warnings()
+    progress("threads and spinning")
+    threads = of_threads(bundle, bundle.manifest.recipe.max_batch)
+    progress("prefill chunks")
+    return {
+        "warnings": warnings,
+        "context_tokens": CONTEXT,
+        "threads": threads,
+        "chunks": of_chunks(bundle),
+    }
+
+
 def main() -> None:
     """Measure, and write one JSON object to stdout or to a file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--json", nargs="?", const=STDOUT, default=STDOUT, metavar="FILE")
-    options = parser.parse_args()
-    bundle = Bundle.load(options.bundle)
-    warnings = conditions.warnings()
-    finish(
-        options,
-        {
-            **origin(cpu_facts(), ["onnxruntime"]),
-            "warnings": warnings,
-            "context_tokens": CONTEXT,
-            "threads": of_threads(bundle, bundle.manifest.recipe.max_batch),
-            "chunks": of_chunks(bundle),
-        },
-    )
+    command.run(parser, measure)
 
 
 if __name__ == "__main__":

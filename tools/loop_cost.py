@@ -12,10 +12,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
-from origin import cpu_facts, origin
+import command
+from command import progress
 
-from edge_rt.cli.output import STDOUT, finish
 from edge_rt.core import Limits, Request, SamplingParams, StepResult, TokenEvent
 from edge_rt.loop import Loop
 from edge_rt.recipes import NullOptions
@@ -78,15 +79,11 @@ def _median_us(call: Callable[[], object]) -> float:
     return statistics.median(found) / 1e3
 
 
-def main() -> None:
-    """Measure, and write one JSON object to stdout or to a file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", nargs="?", const=STDOUT, default=STDOUT, metavar="FILE")
-    options = parser.parse_args()
+def measure(_options: argparse.Namespace) -> dict[str, Any]:
+    """By rows: a step, and its parts."""
     found = {}
     for rows in (1, 8, 32):
+        progress(f"{rows} rows")
         whole, parts = whole_us(rows), parts_us(rows)
         found[f"rows_{rows}"] = {
             "step_us": whole,
@@ -94,7 +91,15 @@ def main() -> None:
             "tokens_per_s": rows / whole * 1e6,
             "parts_us": parts | {"deliver_and_the_rest": whole - sum(parts.values())},
         }
-    finish(options, {**origin(cpu_facts()), **found})
+    return found
+
+
+def main() -> None:
+    """Measure, and write one JSON object to stdout or to a file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.run(parser, measure)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from edge_rt import __version__, recipes
 from edge_rt.cli.cache import cache_dir
 from edge_rt.cli.output import Commands, add_command, finish, say
-from edge_rt.errors import ConfigError, MissingLibraryError
+from edge_rt.errors import ConfigError, EngineError, MissingLibraryError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,17 @@ def examine() -> tuple[dict[str, Any], list[Problem]]:
         "memory_available_bytes": memory_available_bytes(),
         "onnx": _version("onnx"),
         "onnxruntime": libraries.get("onnxruntime"),
-        "onnxruntime_providers": _providers(),
+        "onnxruntime_providers": [],
+        "loadgen": _version("mlcommons-loadgen"),
+        "matplotlib": _version("matplotlib"),
+        "torch": _version("torch"),
     }
+    try:
+        facts["onnxruntime_providers"] = _providers()
+    except EngineError as error:
+        problems.append(
+            Problem(str(error), f"{sys.executable} -m pip install --force-reinstall onnxruntime")
+        )
     if "onnxruntime" not in libraries:
         problems.append(
             Problem(

@@ -55,14 +55,18 @@ def add_parser(commands: Commands) -> None:
             option, type=kind, default=value, metavar="X", help=f"{what} (default {value:g})"
         )
     parser.add_argument(
-        "--n", type=positive, default=1, metavar="N", help="continuations of each prompt to show"
+        "--n",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="continuations of each prompt to show (default 1); the recipe's max_rows is the most",
     )
     parser.add_argument(
         "--best-of",
         type=positive,
         metavar="N",
         help="continue each prompt so often, and show the --n of the highest log-probability per "
-        "token",
+        "token, best first (default: as --n)",
     )
     parser.add_argument(
         "--stop",
@@ -81,6 +85,8 @@ def run(options: argparse.Namespace) -> int:
             f"--best-of {best_of} is less than --n {options.n}; continue at least as often as you "
             f"want to see"
         )
+    if best_of > 1 and options.temperature == 0:
+        raise ConfigError("at temperature 0 all continuations are alike; give --temperature")
     alone = len(options.prompt) == best_of == 1
     unsaid = options.prompt[0]
 
@@ -156,8 +162,7 @@ def generate(
 ) -> list[Prompted]:
     """Continue all prompts at once, each `rows` times; EngineError if the engine fails in one.
 
-    The model's end-of-text token is added to the stop tokens. Each prompt draws from a seed of its
-    own, `sampling.seed` and those that follow.
+    The model's end-of-text token is added to the stop tokens.
     """
     from edge_rt.bundle import Bundle
     from edge_rt.loop import Loop
@@ -188,8 +193,7 @@ def generate(
             on_stop = partial(loop.cancel, name, finish=FinishReason.STOP)
             choices = Choices(tokenizer, stop, rows, on_stop, show)
             found.append(Prompted(prompt, time.monotonic_ns(), choices))
-            own = replace(sampling, seed=sampling.seed + index)
-            loop.submit(Request(name, tokens, own, rows), choices.on_event)
+            loop.submit(Request(name, tokens, sampling, rows), choices.on_event)
         while loop.step() is not None and not unread:
             pass
     finally:

@@ -214,13 +214,17 @@ def import_onnxruntime() -> ModuleType:
     """The library, with its own telemetry switched off unless the user has decided otherwise.
 
     Its wheels keep a device id in the home directory and report to their vendor by default.
-    MissingLibraryError if it is not installed.
+    MissingLibraryError if it is not installed, EngineError if it is and cannot be loaded.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "onnxruntime":
+            raise
         raise MissingLibraryError("onnxruntime", "ort") from error
+    except ImportError as error:  # a library that it is linked to, for instance
+        raise EngineError(f"onnxruntime is installed but cannot be loaded: {error}") from error
     return onnxruntime
 
 

@@ -387,6 +387,8 @@ class Scheduler:
         live.rows.remove(row)
         self._prefilling.pop(row, None)
         self._decoding.pop(row, None)
+        # Targets are a row's own pages; a source may still be another row's to read.
+        self._copies = [copy for copy in self._copies if copy.target not in row.pages]
         self._pool.release(row.pages)
         if not live.rows:
             del self._live[live.request.id]

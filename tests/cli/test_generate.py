@@ -179,5 +179,7 @@ def test_best_of_less_than_is_shown(
     arguments = ["generate", str(demo_bundle("demo.null")), "--prompt", "x", "--n", "3"]
     assert main([*arguments, "--best-of", "2"]) == 2
     assert "--best-of 2 is less than --n 3" in capsys.readouterr().err
-    assert main(["generate", *arguments[1:4], "--n", "300"]) == 1
+    assert main(["generate", *arguments[1:4], "--n", "3"]) == 2
+    assert "at temperature 0 all continuations are alike" in capsys.readouterr().err
+    assert main(["generate", *arguments[1:4], "--n", "300", "--temperature", "1"]) == 1
     assert "a request may take 1 to" in capsys.readouterr().err

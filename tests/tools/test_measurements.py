@@ -45,10 +45,14 @@ def test_loop_cost(tool: Tool, run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_batching(tool: Tool, run: Run, demo_bundle: BundleFactory) -> None:
     bundle = str(demo_bundle("demo.null"))
-    found = run(tool("batching"), bundle, "--samples", "30", "--most-tokens", "9")
+    found = run(tool("batching"), bundle, "--samples", "30", "--more-tokens", "1", "--rounds", "2")
     for way in ("offline", "in_flight", "static"):
         assert found[way]["samples"] == 30
         assert found[way]["throughput_tok_s"] > 0
+    assert {way: len(rounds) for way, rounds in found["rounds"].items()} == {
+        "in_flight": 2,
+        "static": 2,
+    }
     assert found["rate_per_s"] == pytest.approx(0.7 * found["offline"]["samples_per_s"])
 
 
@@ -66,3 +70,41 @@ def test_cpu_settings(
             assert one[f"step_ms_b{rows}_beside_a_busy_core"] > 0
     assert [one["prefill_chunk"] for one in found["chunks"]] == [16, 32, 64, 128, 256]
     assert all(one["tokens_per_s"] > 0 for one in found["chunks"])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "code", "message"),
+    [
+        ("batching", ["/nope"], 1, "/nope"),
+        ("batching", ["/nope", "--samples", "0"], 2, "'0' is not a whole number of 1 or more"),
+        ("batching", ["/nope", "--load", "0"], 2, "0 is not more than 0 and at most 1"),
+        ("cpu_settings", ["/nope"], 1, "/nope"),
+        ("loop_cost", ["--json", "/nope/x"], 2, "'/nope/x' cannot be written"),
+    ],
+)
+def test_bad_input_is_said_before_the_work(
+    tool: Tool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tool", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        tool(name).main()
+    assert ended.value.code == code
+    assert message in capsys.readouterr().err
+
+
+def test_the_null_engine_has_no_such_settings(
+    tool: Tool,
+    demo_bundle: BundleFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tool", str(demo_bundle("demo.null"))])
+    with pytest.raises(SystemExit):
+        tool("cpu_settings").main()
+    assert "give one of the ort engine" in capsys.readouterr().err
