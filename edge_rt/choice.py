@@ -59,7 +59,7 @@ class Choices:
     """The continuations of one request.
 
     `on_stop` is called with a row that a stop string has ended, for the loop to cancel it as STOP;
-    `on_text` with each row's new text, which may be empty.
+    `on_piece` with each event's row and new text, which may be empty.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Choices:
         stop: Sequence[str],
         rows: int,
         on_stop: Callable[[int], None],
-        on_text: Callable[[int, str], None] = lambda _row, _piece: None,
+        on_piece: Callable[[Choice, str], None] = lambda _choice, _piece: None,
     ) -> None:
         """RequestError if a stop string is empty."""
         self.rows = [Choice(row, TextStream(tokenizer, stop)) for row in range(rows)]
-        self._on_stop, self._on_text = on_stop, on_text
+        self._on_stop, self._on_piece = on_stop, on_piece
 
     def on_event(self, event: TokenEvent) -> None:
         """Take one event of the loop.
@@ -84,11 +84,11 @@ class Choices:
         piece = choice.take(event)
         if choice.finish is None and choice.stream.stopped and not stopped:
             self._on_stop(event.row)
+        self._on_piece(choice, piece)
         if event.is_last:
             for other in self.rows:
                 if other.finish is None:
-                    other.take(event._replace(token=None))
-        self._on_text(event.row, piece)
+                    self._on_piece(other, other.take(event._replace(token=None)))
 
     def check(self) -> None:
         """EngineError if the engine failed in one of them."""

@@ -48,7 +48,7 @@ class Loop:
         self.budget = PowerBudget()  # what the power governor allows from the next step on
         self._runner = runner
         self._scheduler = scheduler or Scheduler(runner.limits)
-        self._after_step = after_step
+        self.after_step = after_step
         self._sinks: dict[str, OnEvent] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._inbox_lock = threading.Lock()  # nothing enters after `close` has drained the inbox
@@ -97,7 +97,7 @@ class Loop:
         if not batch.tokens:
             if self._scheduler.is_idle:
                 self._scheduler.check_integrity()
-            self._after_step(None)
+            self.after_step(None)
             return None
         try:
             result, stats = _run(self._runner, batch, started_ns)
@@ -115,7 +115,7 @@ class Loop:
         else:
             events = self._scheduler.finish(result, time.monotonic_ns())
         self._deliver(events)
-        self._after_step(stats)
+        self.after_step(stats)
         return stats
 
     def run_until_idle(self) -> None:
@@ -135,7 +135,7 @@ class Loop:
         try:
             self._drain_inbox()
             self._deliver(self._scheduler.cancel_all())
-            self._after_step(None)
+            self.after_step(None)
         finally:
             self._runner.close()
         self._scheduler.check_integrity()

@@ -93,6 +93,14 @@ class Tokenizer:
         except KeyError:  # an added token stands for itself
             return token.encode()
 
+    def token_text(self, token_id: int) -> str:
+        """A token as log-probabilities name it: its text, or `bytes:…` for part of a character."""
+        content = self.token_bytes(token_id)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
 
 class IncrementalDetokenizer:
     """Text of a token stream as it becomes certain; all pieces together are `decode` of all ids.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.choice import Choices
+from edge_rt.choice import Choice, Choices
 from edge_rt.core import FinishReason, SampledToken, TokenEvent
 from edge_rt.errors import EngineError, RequestError
 from edge_rt.tokenizer import Tokenizer
@@ -24,8 +24,8 @@ class Reader:
         self.shown = [""] * rows
         self.choices = Choices(tokenizer, stop, rows, self.stopped.append, self._show)
 
-    def _show(self, row: int, piece: str) -> None:
-        self.shown[row] += piece
+    def _show(self, choice: Choice, piece: str) -> None:
+        self.shown[choice.row] += piece
 
     def read(
         self,

@@ -18,14 +18,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_rt import __version__
-from edge_rt.cli import bench, build, demo, doctor, evaluate, generate, parity, quantize, verify
+from edge_rt.cli import (
+    bench,
+    build,
+    demo,
+    doctor,
+    evaluate,
+    generate,
+    parity,
+    quantize,
+    serve,
+    verify,
+)
 from edge_rt.cli.output import check_json_target
 from edge_rt.errors import ConfigError, EdgeRTError, MissingLibraryError
 
 # Libraries that a command may miss, and the extra that brings each.
-_EXTRAS = {"onnx": "ort", "onnxruntime": "ort"}
+_EXTRAS = {
+    "onnx": "ort",
+    "onnxruntime": "ort",
+    "msgspec": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+}
 
-COMMANDS = (quantize, build, verify, generate, evaluate, bench, parity, doctor, demo)
+COMMANDS = (quantize, build, verify, generate, serve, evaluate, bench, parity, doctor, demo)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

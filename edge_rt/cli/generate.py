@@ -176,7 +176,7 @@ def generate(
     loop = Loop(open_engine(bundle))
     unread: list[OSError] = []
 
-    def show(_row: int, piece: str) -> None:
+    def show(_choice: Choice, piece: str) -> None:
         try:
             if not unread:
                 on_text(piece)

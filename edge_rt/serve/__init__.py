@@ -1,0 +1,1 @@
+"""The daemon: HTTP in front, the loop behind."""

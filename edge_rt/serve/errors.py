@@ -1,0 +1,51 @@
+"""Refusals in OpenAI's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer
+    """A request that gets no completion; says which status and why."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """The JSON body."""
+        return error_body(self.status, str(self), self.code, self.param)
+
+    def response(self) -> Response:
+        """As an answer."""
+        return Response(self.body(), self.status, self.headers, "application/json")
+
+
+def error_body(
+    status: int, message: str, code: str | None = None, param: str | None = None
+) -> bytes:
+    """OpenAI's error object."""
+    error = {"message": message, "type": TYPES[status], "param": param, "code": code}
+    return msgspec.json.encode({"error": error})

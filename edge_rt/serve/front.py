@@ -1,0 +1,129 @@
+"""Between the server's asyncio thread and the loop's thread.
+
+The loop's thread turns tokens into text, finds stop strings, and gathers what a step brought; one
+wake-up of the asyncio thread a step hands all of it over. Nothing here waits for a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from edge_rt.choice import Choice, Choices
+from edge_rt.core import FinishReason, Request
+from edge_rt.errors import EngineError
+from edge_rt.loop import Loop
+from edge_rt.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Piece(NamedTuple):
+    """What an event made certain: text of one row, `tokens` of its choice so far, its end."""
+
+    choice: Choice
+    text: str
+    tokens: int
+    finish: FinishReason | None
+
+
+class Mailbox:
+    """What the requests of one call have been told and nobody has read; in the asyncio thread."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[Ticket, Piece]] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, ticket: Ticket, piece: Piece) -> None:
+        """Wake the reader."""
+        self._pieces.append((ticket, piece))
+        self._arrived.set()
+
+    async def take(self) -> list[tuple[Ticket, Piece]]:
+        """What has come since the last call; waits for the first."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        taken, self._pieces = self._pieces, []
+        return taken
+
+
+class Ticket:
+    """A request that is being served, the `place`-th of its call."""
+
+    def __init__(self, request: Request, place: int, mailbox: Mailbox) -> None:
+        self.request, self.place, self.mailbox = request, place, mailbox
+        self.open_rows = request.rows
+        self.choices: Choices  # set before the loop has the request
+
+
+class Front:
+    """Submits and cancels requests of an asyncio program; runs the loop in a thread of its own."""
+
+    def __init__(self, loop: Loop, tokenizer: Tokenizer) -> None:
+        self.failure: BaseException | None = None
+        self.alive = 0  # requests that have not ended
+        self._loop, self._tokenizer = loop, tokenizer
+        self._aio = asyncio.get_running_loop()
+        self._gathered: list[tuple[Ticket, Piece]] = []
+        self._failed = asyncio.Event()
+        loop.after_step = lambda _stats: self._hand_over()
+        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+
+    def start(self) -> None:
+        """Start the loop's thread."""
+        self._thread.start()
+
+    def submit(self, request: Request, stop: Sequence[str], place: int, mailbox: Mailbox) -> Ticket:
+        """Hand a request in; RequestError if it can never be served, EngineError once closed."""
+        ticket = Ticket(request, place, mailbox)
+        on_stop = partial(self._loop.cancel, request.id, finish=FinishReason.STOP)
+        ticket.choices = Choices(
+            self._tokenizer, stop, request.rows, on_stop, partial(self._gather, ticket)
+        )
+        self._loop.submit(request, ticket.choices.on_event)
+        self.alive += 1
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a request before the next step, if it has not ended."""
+        self._loop.cancel(ticket.request.id)
+
+    async def stop(self) -> None:
+        """Cancel what is alive, close the engine and wait for the thread."""
+        self._loop.stop()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException as error:  # the process can only say so, and end
+            logger.exception("the engine's thread has ended")
+            self.failure = error
+        try:
+            self._loop.close()
+        except EngineError:
+            logger.exception("the engine did not close")
+        self._aio.call_soon_threadsafe(self._failed.set)
+
+    async def ended(self) -> None:
+        """Wait until the loop's thread has ended."""
+        await self._failed.wait()
+
+    def _gather(self, ticket: Ticket, choice: Choice, text: str) -> None:
+        self._gathered.append((ticket, Piece(choice, text, len(choice.tokens), choice.finish)))
+
+    def _hand_over(self) -> None:
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
+            self._aio.call_soon_threadsafe(self._deliver, gathered)
+
+    def _deliver(self, gathered: list[tuple[Ticket, Piece]]) -> None:
+        for ticket, piece in gathered:
+            ticket.mailbox.put(ticket, piece)
+            if piece.finish is not None:
+                ticket.open_rows -= 1
+                self.alive -= ticket.open_rows == 0

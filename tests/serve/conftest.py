@@ -1,0 +1,62 @@
+"""Daemons under test."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+BundleFactory = Callable[[str], Path]
+
+
+@dataclass
+class Daemon:
+    """A process of `edge-rt serve` that is ready."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def started(bundle: Path, *arguments: str) -> Iterator[Daemon]:
+    port = free_port()
+    command = [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(bundle), "--port"]
+    with subprocess.Popen([*command, str(port), *arguments]) as process:
+        try:
+            daemon, deadline = Daemon(process, port), time.monotonic() + 60
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"{daemon.url}/health/ready", timeout=5).status_code == 200:
+                        break
+                assert process.poll() is None, "the daemon ended"
+                assert time.monotonic() < deadline, "the daemon was not ready in time"
+                time.sleep(0.05)
+            yield daemon
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="session")
+def daemon(demo_bundle: BundleFactory) -> Iterator[Daemon]:
+    """One of the demo's CPU engine for all tests."""
+    with started(demo_bundle("demo.cpu")) as one:
+        yield one

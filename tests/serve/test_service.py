@@ -1,0 +1,169 @@
+"""Clients that go away, engines that fail, ends that are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serve.conftest import Daemon, started
+
+from edge_rt.build.bundle import build
+from edge_rt.core import Limits
+from edge_rt.errors import EngineError
+from edge_rt.loop import Loop
+from edge_rt.recipes import NullOptions
+from edge_rt.runtime.base import Runner
+from edge_rt.runtime.null import NullRunner
+from edge_rt.serve.app import State, make_app
+from edge_rt.serve.completions import Completions
+from edge_rt.serve.front import Front
+from edge_rt.tokenizer import Tokenizer
+
+LIMITS = Limits(2, 2, 64, 16, 2, 64, 64, 3072)
+STEP_MS = 20
+
+
+@pytest.fixture(scope="module")
+def slow(demo_quantized: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that serves one request at a time, STEP_MS for a token."""
+    recipe = tmp_path_factory.mktemp("slow") / "slow.toml"
+    recipe.write_text(f'engine = "null"\nmax_batch = 1\n[null]\nstep_ms = {STEP_MS}.0\n')
+    build(demo_quantized, str(recipe), recipe.parent / "bundle")
+    return recipe.parent / "bundle"
+
+
+def open_stream(daemon: Daemon, tokens: int) -> socket.socket:
+    """A connection on which a stream has been asked for."""
+    body = {"prompt": [1, 2, 3], "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    content = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", daemon.port), timeout=60)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def test_a_client_that_goes_away_frees_its_place(slow: Path) -> None:
+    with started(slow) as daemon:
+        running = open_stream(daemon, 400)
+        assert b"200 OK" in running.recv(1000)
+        queued = open_stream(daemon, 400)
+        begun = time.monotonic()
+        answers = []
+
+        def ask() -> None:
+            body = {"prompt": [5], "max_tokens": 3, "ignore_eos": True}
+            answers.append(httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=60))
+
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        time.sleep(0.3)
+        queued.close()
+        running.close()
+        waiting.join()
+        assert answers[0].json()["usage"]["completion_tokens"] == 3
+        assert time.monotonic() - begun < 400 * STEP_MS / 1e3 / 2  # it did not wait for them
+
+
+def test_sigterm_lets_streams_end(slow: Path) -> None:
+    with started(slow) as daemon, open_stream(daemon, 60) as connection:
+        received = connection.recv(1000)
+        daemon.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        refused = httpx.post(f"{daemon.url}/v1/completions", json={"prompt": "x"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert httpx.get(f"{daemon.url}/health").json() == {"status": "draining"}
+        while piece := connection.recv(65536):
+            received += piece
+        assert received.count(b'"finish_reason":"length"') == 1
+        assert b"data: [DONE]" in received
+        assert daemon.process.wait(30) == 0
+
+
+def in_process(
+    runner: Runner, tokenizer: Tokenizer, use: Callable[[State, httpx.AsyncClient], Awaitable[None]]
+) -> None:
+    """The application over an engine, without a socket."""
+
+    async def run() -> None:
+        state = State()
+        state.front = Front(Loop(runner), tokenizer)
+        state.completions = Completions(state.front, tokenizer, "model", None)
+        state.front.start()
+        state.status = "ready"
+        transport = httpx.ASGITransport(make_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            await use(state, client)
+        await state.front.stop()
+        assert state.front.alive == 0
+        assert state.front.failure is None
+
+    asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_checkpoint: Path) -> Tokenizer:
+    return Tokenizer.load(demo_checkpoint)
+
+
+class FailsOnce(NullRunner):
+    """Fails in its second decode step."""
+
+    calls = 0
+
+    def decode(self, *arguments: Any, **options: Any) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            raise EngineError("the second step broke")
+        return super().decode(*arguments, **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_fails_once_serves_on(tokenizer: Tokenizer, stream: bool) -> None:
+    body = {"prompt": [1, 2], "max_tokens": 8, "stream": stream}
+
+    async def use(_state: State, client: httpx.AsyncClient) -> None:
+        failed = await client.post("/v1/completions", json=body)
+        assert failed.status_code == (200 if stream else 500)
+        assert "the second step broke" in failed.text
+        assert '"code":"engine_error"' in failed.text
+        good = await client.post("/v1/completions", json=body | {"stream": False})
+        assert good.json()["usage"]["completion_tokens"] == 8
+
+    in_process(FailsOnce(LIMITS, NullOptions()), tokenizer, use)
+
+
+def test_a_full_queue_and_a_server_that_is_not_ready(tokenizer: Tokenizer) -> None:
+    async def use(state: State, client: httpx.AsyncClient) -> None:
+        state.queue_limit = 3
+        several = {"prompt": [[1], [2], [3], [4]], "max_tokens": 2}
+        full = await client.post("/v1/completions", json=several)
+        assert (full.status_code, full.headers["retry-after"]) == (429, "1")
+        assert full.json()["error"]["code"] == "queue_full"
+        fits = await client.post("/v1/completions", json=several | {"prompt": [[1], [2], [3]]})
+        assert fits.status_code == 200
+        state.status = "loading"
+        loading = await client.post("/v1/completions", json=several)
+        assert (loading.status_code, loading.headers["retry-after"]) == (503, "5")
+        assert (await client.get("/health")).status_code == 503
+        assert (await client.get("/health/live")).status_code == 200
+
+    in_process(NullRunner(LIMITS, NullOptions()), tokenizer, use)
+
+
+def test_a_request_that_takes_too_long_ends(tokenizer: Tokenizer) -> None:
+    async def use(_state: State, client: httpx.AsyncClient) -> None:
+        body = {"prompt": [1], "max_tokens": 60, "timeout_s": 0.2}
+        answer = (await client.post("/v1/completions", json=body)).json()
+        assert answer["choices"][0]["finish_reason"] == "timeout"
+        assert 0 < answer["usage"]["completion_tokens"] < 60
+
+    in_process(NullRunner(LIMITS, NullOptions(step_ms=20.0)), tokenizer, use)
