@@ -149,6 +149,18 @@ def test_doctor_names_the_command_that_mends(
     assert "-m pip install onnxruntime" in capsys.readouterr().out
 
 
+def test_doctor_says_why_onnxruntime_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('libcudart.so.12: not there')")
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "libcudart.so.12: not there" in printed
+    assert "--force-reinstall onnxruntime" in printed
+
+
 def test_help_loads_no_engine() -> None:
     """Neither ONNX Runtime nor NumPy: a broken extra must not break --help."""
     code = (

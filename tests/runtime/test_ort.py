@@ -312,3 +312,14 @@ def test_without_onnxruntime_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingLibraryError, match="-m pip install onnxruntime"):
         OrtRunner(bundle.path / "model.onnx", bundle.manifest.limits(), OrtOptions())
+
+
+def test_an_onnxruntime_that_cannot_be_loaded_is_not_called_missing(
+    demo_bundle: BundleFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('libcudart.so.12: not there')")
+    bundle = Bundle.load(demo_bundle("demo.cpu"))
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(EngineError, match=r"cannot be loaded: libcudart\.so\.12: not there"):
+        OrtRunner(bundle.path / "model.onnx", bundle.manifest.limits(), OrtOptions())

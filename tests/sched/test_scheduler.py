@@ -214,6 +214,26 @@ def test_a_failure_ends_a_request_whose_copies_were_lost() -> None:
     assert bench.scheduler.is_idle
 
 
+def test_rows_that_end_with_their_first_token_are_not_copied() -> None:
+    """Their copies would be made in another request's step, and fail with it."""
+    limits = replace(SLOTS, max_requests=1)
+    bench = Bench(limits, request("a", max_tokens=1, rows=2), request("b", max_tokens=4))
+    assert [event.finish for event in bench.step()] == [FinishReason.LENGTH] * 2
+    batch = bench.schedule()
+    assert [chunk.request_id for chunk in batch.prefill] == ["b"]
+    assert batch.copies == ()
+
+
+def test_a_row_that_lives_on_is_copied_from_one_that_ended() -> None:
+    bench = Bench(SLOTS, request("a", max_tokens=3, rows=2))
+    bench.step()
+    assert bench.scheduler.cancel("a", 0) == [CANCELLED._replace(request_id="a", is_last=False)]
+    ((copy,), (row,)) = (batch := bench.schedule()).copies, batch.decode
+    assert copy.target in row.pages
+    bench.finish(batch)
+    assert bench.rest()[-1].finish is FinishReason.LENGTH
+
+
 def test_cancel_all_ends_every_stage_and_forgets_the_batch() -> None:
     limits = replace(SLOTS, max_requests=2, max_tokens_per_step=4)
     bench = Bench(limits, *(request(name, prompt=4, max_tokens=4) for name in "abc"))
