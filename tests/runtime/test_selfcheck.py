@@ -181,9 +181,9 @@ def test_an_engine_that_is_off_is_found(
 @pytest.mark.parametrize(
     ("recipe", "tensor"),
     [
-        ("demo.cpu", "h.1.attn_qkv.levels"),
-        ("demo.cpu-exact", "h.1.attn_qkv.levels"),
-        ("demo.cpu-exact", "h.2.mlp_fc_out.scales"),
+        ("demo.cpu", "h.1.attn_qkv+h.1.mlp_fc_in.levels"),
+        ("demo.cpu-exact", "h.1.attn_qkv+h.1.mlp_fc_in.levels"),
+        ("demo.cpu-exact", "h.2.branches.scales"),
     ],
 )
 def test_damage_that_the_manifest_hides_is_found(
