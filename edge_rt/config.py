@@ -24,13 +24,17 @@ T = TypeVar("T")
 
 def load(cls: type[T], path: Path) -> T:
     """Read a TOML file as `cls`; any fault is a ConfigError that names the file and the key."""
+    return from_table(cls, read(path), str(path))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file's table; ConfigError if there is none."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # bad UTF-8, bad TOML, nested without end
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return from_table(cls, table, str(path))
 
 
 def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from functools import partial
 from pathlib import Path
 
-from edge_rt.cli.output import Commands, add_command, positive
+from edge_rt.cli.output import Commands, add_command
 
 
 def add_parser(commands: Commands) -> None:
     """Describe the command."""
     parser = add_command(commands, "serve", "Serve a bundle over HTTP, as OpenAI's API.", run)
     parser.add_argument("--bundle", type=Path, required=True, metavar="BUNDLE")
-    parser.add_argument("--host", default="127.0.0.1", metavar="H")
-    parser.add_argument("--port", type=positive, default=8000, metavar="P")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML")
+    parser.add_argument("--host", metavar="H", help="instead of the settings' (127.0.0.1)")
+    parser.add_argument("--port", type=int, metavar="P", help="instead of the settings' (8000)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM."""
-    from edge_rt.serve.daemon import ServeOptions, serve
+    from edge_rt.serve import settings
+    from edge_rt.serve.daemon import Daemon
 
-    return asyncio.run(serve(ServeOptions(options.bundle, options.host, options.port)))
+    read = partial(settings.load, options.config, host=options.host, port=options.port)
+    return asyncio.run(Daemon(options.bundle, read).serve())

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,6 +19,7 @@ from edge_rt.serve import schema
 from edge_rt.serve.errors import Refusal, error_body
 from edge_rt.serve.front import Front, Mailbox, Ticket
 from edge_rt.serve.schema import Completion, CompletionChoice, CompletionRequest, Logprobs, Usage
+from edge_rt.serve.settings import ServerSettings
 from edge_rt.tokenizer import Tokenizer
 
 LONG_TEXT = 4096  # characters: from here on text is tokenized in a thread
@@ -48,10 +50,17 @@ class Completions:
     def __init__(self, front: Front, tokenizer: Tokenizer, model: str, eos: int | None) -> None:
         self._front, self._tokenizer = front, tokenizer
         self.model, self._eos = model, eos
-        self.timeout_s = 600.0
 
-    async def understand(self, body: CompletionRequest) -> Call:
-        """Requests of the loop; RequestError or Refusal for what cannot be."""
+    async def understand(
+        self,
+        body: CompletionRequest,
+        settings: ServerSettings,
+        priority: Literal["interactive", "batch"] | None,
+    ) -> Call:
+        """Requests of the loop; RequestError or Refusal for what cannot be.
+
+        `priority` is the key's: "batch" holds whatever the body says.
+        """
         if body.model is not None and body.model != self.model:
             raise Refusal(
                 404,
@@ -68,9 +77,9 @@ class Completions:
             raise RequestError("best_of cannot be streamed: it is known at the end which are best")
         prompts = [await self._tokens(prompt) for prompt in schema.prompts(body)]
         sampling, now_ns = self._sampling(body, rows), time.monotonic_ns()
-        timeout_s = body.timeout_s or self.timeout_s
+        timeout_s = min(body.timeout_s or settings.timeout_s, settings.max_timeout_s)
         name = f"cmpl-{secrets.token_hex(12)}"
-        interactive = body.priority != "batch"
+        interactive = "batch" not in {body.priority, priority}
         requests = tuple(
             Request(
                 f"{name}-{index}",

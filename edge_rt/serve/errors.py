@@ -11,12 +11,28 @@ TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     413: "invalid_request_error",
     422: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "server_error",
 }
+
+
+class ErrorDetail(msgspec.Struct):
+    """OpenAI's error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """What a refused request gets."""
+
+    error: ErrorDetail
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer
@@ -47,5 +63,4 @@ def error_body(
     status: int, message: str, code: str | None = None, param: str | None = None
 ) -> bytes:
     """OpenAI's error object."""
-    error = {"message": message, "type": TYPES[status], "param": param, "code": code}
-    return msgspec.json.encode({"error": error})
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, TYPES[status], param, code)))

@@ -103,6 +103,34 @@ class Completion(Struct):
     usage: Usage | UnsetType = UNSET
 
 
+class Model(Struct):
+    """The bundle that is served."""
+
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "edge_rt"
+
+
+class Models(Struct):
+    """GET /v1/models."""
+
+    data: list[Model]
+    object: str = "list"
+
+
+class Health(Struct):
+    """What the server is doing."""
+
+    status: Literal["loading", "ready", "draining", "failed"]
+
+
+class Version(Struct):
+    """GET /version."""
+
+    version: str
+
+
 def decode(body: bytes) -> CompletionRequest:
     """The request in a body; SyntaxError of JSON is a ValueError, anything else a RequestError."""
     return msgspec.json.decode(body, type=CompletionRequest)

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fakes.server import serve
 from serve.conftest import Daemon, started
 
 from edge_rt.build.bundle import build
 from edge_rt.core import Limits
 from edge_rt.errors import EngineError
-from edge_rt.loop import Loop
 from edge_rt.recipes import NullOptions
-from edge_rt.runtime.base import Runner
 from edge_rt.runtime.null import NullRunner
-from edge_rt.serve.app import State, make_app
-from edge_rt.serve.completions import Completions
-from edge_rt.serve.front import Front
+from edge_rt.serve.settings import ServerSettings, Settings
+from edge_rt.serve.state import State
 from edge_rt.tokenizer import Tokenizer
 
 LIMITS = Limits(2, 2, 64, 16, 2, 64, 64, 3072)
@@ -88,27 +84,6 @@ def test_sigterm_lets_streams_end(slow: Path) -> None:
         assert daemon.process.wait(30) == 0
 
 
-def in_process(
-    runner: Runner, tokenizer: Tokenizer, use: Callable[[State, httpx.AsyncClient], Awaitable[None]]
-) -> None:
-    """The application over an engine, without a socket."""
-
-    async def run() -> None:
-        state = State()
-        state.front = Front(Loop(runner), tokenizer)
-        state.completions = Completions(state.front, tokenizer, "model", None)
-        state.front.start()
-        state.status = "ready"
-        transport = httpx.ASGITransport(make_app(state))
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            await use(state, client)
-        await state.front.stop()
-        assert state.front.alive == 0
-        assert state.front.failure is None
-
-    asyncio.run(run())
-
-
 @pytest.fixture(scope="module")
 def tokenizer(demo_checkpoint: Path) -> Tokenizer:
     return Tokenizer.load(demo_checkpoint)
@@ -130,7 +105,7 @@ class FailsOnce(NullRunner):
 def test_an_engine_that_fails_once_serves_on(tokenizer: Tokenizer, stream: bool) -> None:
     body = {"prompt": [1, 2], "max_tokens": 8, "stream": stream}
 
-    async def use(_state: State, client: httpx.AsyncClient) -> None:
+    async def use(client: httpx.AsyncClient) -> None:
         failed = await client.post("/v1/completions", json=body)
         assert failed.status_code == (200 if stream else 500)
         assert "the second step broke" in failed.text
@@ -138,12 +113,13 @@ def test_an_engine_that_fails_once_serves_on(tokenizer: Tokenizer, stream: bool)
         good = await client.post("/v1/completions", json=body | {"stream": False})
         assert good.json()["usage"]["completion_tokens"] == 8
 
-    in_process(FailsOnce(LIMITS, NullOptions()), tokenizer, use)
+    serve(FailsOnce(LIMITS, NullOptions()), tokenizer, use)
 
 
 def test_a_full_queue_and_a_server_that_is_not_ready(tokenizer: Tokenizer) -> None:
-    async def use(state: State, client: httpx.AsyncClient) -> None:
-        state.queue_limit = 3
+    state = State(Settings(ServerSettings(max_queue=3)))
+
+    async def use(client: httpx.AsyncClient) -> None:
         several = {"prompt": [[1], [2], [3], [4]], "max_tokens": 2}
         full = await client.post("/v1/completions", json=several)
         assert (full.status_code, full.headers["retry-after"]) == (429, "1")
@@ -156,14 +132,14 @@ def test_a_full_queue_and_a_server_that_is_not_ready(tokenizer: Tokenizer) -> No
         assert (await client.get("/health")).status_code == 503
         assert (await client.get("/health/live")).status_code == 200
 
-    in_process(NullRunner(LIMITS, NullOptions()), tokenizer, use)
+    serve(NullRunner(LIMITS, NullOptions()), tokenizer, use, state)
 
 
 def test_a_request_that_takes_too_long_ends(tokenizer: Tokenizer) -> None:
-    async def use(_state: State, client: httpx.AsyncClient) -> None:
+    async def use(client: httpx.AsyncClient) -> None:
         body = {"prompt": [1], "max_tokens": 60, "timeout_s": 0.2}
         answer = (await client.post("/v1/completions", json=body)).json()
         assert answer["choices"][0]["finish_reason"] == "timeout"
         assert 0 < answer["usage"]["completion_tokens"] < 60
 
-    in_process(NullRunner(LIMITS, NullOptions(step_ms=20.0)), tokenizer, use)
+    serve(NullRunner(LIMITS, NullOptions(step_ms=20.0)), tokenizer, use)

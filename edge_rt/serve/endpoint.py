@@ -1,0 +1,198 @@
+"""POST /v1/completions over ASGI: limits, and what happens when a client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from edge_rt.errors import EngineError, RequestError
+from edge_rt.serve import schema
+from edge_rt.serve.completions import Call
+from edge_rt.serve.errors import Refusal
+from edge_rt.serve.front import Ticket
+from edge_rt.serve.journal import Entry
+from edge_rt.serve.keys import ApiKey
+from edge_rt.serve.state import State
+
+SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    """A request that is being answered."""
+
+    entry: Entry
+    call: Call | None = None
+    tickets: Sequence[Ticket] = ()
+    answer: asyncio.Future[None] | None = None
+    sending_since_ns: int | None = None
+    charged: int = 0  # of its key's requests
+    kept: schema.Completion | None = None  # the answer, if the cache had it
+
+
+class CompletionsEndpoint:
+    """POST /v1/completions as a bare ASGI application: no layer between a token and its socket."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._active: set[_Active] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; what its client leaves behind is cancelled."""
+        active = _Active(Entry())
+        self._active.add(active)
+        try:
+            await self._serve(active, scope, receive, send)
+        finally:
+            self._active.discard(active)
+            if active.entry.key is not None:
+                self._state.of_key[active.entry.key] -= active.charged
+            active.entry.write(
+                active.call, active.tickets, prompts=self._state.settings.log.prompts
+            )
+
+    def drop_slow_clients(self) -> None:
+        """End what waits for a client to take its answer, and has for too long."""
+        limit_ns = self._state.settings.server.slow_client_s * 1e9
+        now_ns = time.monotonic_ns()
+        for active in self._active:
+            since_ns = active.sending_since_ns
+            if since_ns is not None and now_ns - since_ns > limit_ns and active.answer:
+                active.answer.cancel()
+
+    async def _serve(self, active: _Active, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._accept(active, scope, receive)
+        except Refusal as refusal:
+            active.entry.status = refusal.status
+            await refusal.response()(scope, receive, send)
+            return
+        completions = self._state.completions
+        assert completions is not None
+        active.answer = asyncio.ensure_future(self._answer(active, scope, receive, send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({active.answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if active.answer.done() and not active.answer.cancelled():
+                active.answer.result()
+        finally:
+            if not active.answer.done() or active.answer.cancelled():
+                active.entry.status = 499  # as nginx has it: the client has closed the request
+            completions.cancel(active.tickets)
+            for task in (active.answer, gone):
+                task.cancel()
+            await asyncio.gather(active.answer, gone, return_exceptions=True)
+
+    async def _accept(self, active: _Active, scope: Scope, receive: Receive) -> None:
+        state, settings = self._state, self._state.settings.server
+        key = authorized(state, scope)
+        active.entry.key = None if key is None else key.name
+        if state.status != "ready" or state.completions is None or state.front is None:
+            raise Refusal(503, f"the server is {state.status}", headers={"retry-after": "5"})
+        body = parse(await read(receive, settings.max_body_bytes))
+        try:
+            active.call = await state.completions.understand(
+                body, settings, None if key is None else key.priority
+            )
+            active.kept = state.cache.get(active.call)
+            if active.kept is not None:
+                return
+            wanted = len(active.call.requests)
+            if state.front.alive + wanted > settings.max_queue:
+                raise _busy(f"{state.front.alive} requests wait or are served", "queue_full")
+            if key is not None:
+                if key.max_requests and state.of_key[key.name] + wanted > key.max_requests:
+                    raise _busy(f"key '{key.name}' has as many requests as it may", "key_limit")
+                state.of_key[key.name] += wanted
+                active.charged = wanted
+            active.tickets = state.completions.submit(active.call)
+        except RequestError as error:
+            raise Refusal(400, str(error)) from error
+        except EngineError as error:
+            raise Refusal(503, str(error), headers={"retry-after": "5"}) from error
+
+    async def _answer(self, active: _Active, scope: Scope, receive: Receive, send: Send) -> None:
+        completions, call = self._state.completions, active.call
+        assert completions is not None
+        assert call is not None
+
+        async def watched(message: Message) -> None:
+            active.sending_since_ns = time.monotonic_ns()
+            await send(message)
+            active.sending_since_ns = None
+
+        active.entry.status = 200
+        if call.body.stream:
+            await watched({"type": "http.response.start", "status": 200, "headers": SSE})
+            async for events in completions.stream(call, active.tickets):
+                await watched({"type": "http.response.body", "body": events, "more_body": True})
+            await watched({"type": "http.response.body", "body": b""})
+            return
+        try:
+            answer = active.kept or await completions.whole(call, active.tickets)
+            self._state.cache.put(call, answer)
+            content = msgspec.json.encode(msgspec.structs.replace(answer, id=call.id))
+            response = Response(content, media_type="application/json")
+        except EngineError as error:
+            active.entry.status = 500
+            response = Refusal(500, str(error), "engine_error").response()
+        await response(scope, receive, watched)
+
+
+def _busy(message: str, code: str) -> Refusal:
+    return Refusal(429, f"{message}; try again", code, headers={"retry-after": "1"})
+
+
+def authorized(state: State, scope: Scope) -> ApiKey | None:
+    """Whose key a request carries; None where nobody needs one, a Refusal for a wrong one."""
+    if state.keys is None:
+        return None
+    given = Headers(scope=scope).get("authorization")
+    key = state.keys.find(given)
+    if key is None:
+        what = "a wrong API key" if given else "no API key"
+        raise Refusal(
+            401,
+            f"the request carries {what}; send it as: Authorization: Bearer KEY",
+            "invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )
+    return key
+
+
+def parse(body: bytes) -> schema.CompletionRequest:
+    """The request in a body; a Refusal says what is wrong with it, and where."""
+    try:
+        return schema.decode(body)
+    except msgspec.ValidationError as error:
+        place = str(error).partition(" - at `$.")[2]
+        raise Refusal(422, str(error), param=place.rstrip("`") or None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, f"the body is not valid JSON: {error}", "invalid_json") from error
+
+
+async def read(receive: Receive, limit: int) -> bytes:
+    """A request's body; Refusal if it is longer than `limit` or its client has gone."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refusal(400, "the client has gone")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise Refusal(413, f"the body is longer than {limit} bytes")
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,73 @@
+"""API keys: a file of their hashes, and what each may do.
+
+    [[key]]
+    name = "dashboard"
+    sha256 = "…"                 # of the key: printf %s "$KEY" | sha256sum
+    priority = "batch"           # its requests never go before interactive ones
+    max_requests = 4             # at once
+
+A key is to be random (`openssl rand -hex 32`), so that a plain SHA-256 is as good as a slow hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from edge_rt import config
+from edge_rt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key's owner and limits; `max_requests` None is no limit beside the queue's."""
+
+    name: str
+    sha256: str
+    priority: Literal["interactive", "batch"] = "interactive"
+    max_requests: int | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ConfigError(f"sha256 of key '{self.name}' is not 64 hexadecimal digits")
+        if self.max_requests is not None and self.max_requests < 1:
+            raise ConfigError(f"max_requests of key '{self.name}' must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyFile:
+    key: list[ApiKey]
+
+
+class Keys:
+    """The keys of a file, by what their hash is."""
+
+    def __init__(self, keys: list[ApiKey]) -> None:
+        """ConfigError if two have one name or one hash."""
+        self._by_hash = {key.sha256: key for key in keys}
+        if len(self._by_hash) < len(keys) or len({key.name for key in keys}) < len(keys):
+            raise ConfigError("two keys have the same name or the same sha256")
+
+    @classmethod
+    def load(cls, path: Path) -> Keys:
+        """Read a file; ConfigError names the fault, and a file that others may read."""
+        found = config.load(_KeyFile, path)
+        if path.stat().st_mode & 0o007:
+            raise ConfigError(f"{path} can be read by everybody; chmod o-rwx {path}")
+        try:
+            return cls(found.key)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def find(self, authorization: str | None) -> ApiKey | None:
+        """Whose key an Authorization header carries; None if it carries none of ours.
+
+        Looked up by hash: how long that takes says nothing about the key.
+        """
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            return None
+        return self._by_hash.get(hashlib.sha256(key.strip().encode()).hexdigest())

@@ -1,0 +1,174 @@
+"""The daemon's settings: what `edge-rt serve --config FILE` takes, as TOML.
+
+A field's `doc` is what its user is told of it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from edge_rt import config
+from edge_rt.errors import ConfigError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+RELOADABLE = frozenset(
+    {
+        "server.api_keys_file",
+        "server.max_queue",
+        "server.timeout_s",
+        "server.max_timeout_s",
+        "server.max_body_bytes",
+        "server.slow_client_s",
+        "server.drain_s",
+        "log.level",
+        "log.prompts",
+    }
+)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where requests come from, and how much of everything a client may have."""
+
+    host: str = field(
+        default="127.0.0.1",
+        metadata={"doc": "Address to listen at. One that others can reach needs `api_keys_file`."},
+    )
+    port: int = field(
+        default=8000,
+        metadata={"doc": "Port to listen at; 0 takes a free one, which the log names."},
+    )
+    unix_socket: str | None = field(
+        default=None,
+        metadata={"doc": "Unix socket to listen at instead; its owner and group may connect."},
+    )
+    api_keys_file: str | None = field(
+        default=None,
+        metadata={"doc": "File of API keys (see below). Without it nobody is asked for one."},
+    )
+    max_queue: int = field(
+        default=128,
+        metadata={"doc": "Prompts that wait or are served at once; a request for more gets 429."},
+    )
+    timeout_s: float = field(
+        default=600.0, metadata={"doc": "How long a request may take if it does not say."}
+    )
+    max_timeout_s: float = field(
+        default=3600.0, metadata={"doc": "The most that a request may say."}
+    )
+    max_body_bytes: int = field(
+        default=8 << 20, metadata={"doc": "The longest body that is read; a longer one gets 413."}
+    )
+    slow_client_s: float = field(
+        default=30.0,
+        metadata={"doc": "A client that takes none of its answer for so long has gone."},
+    )
+    drain_s: float = field(
+        default=30.0,
+        metadata={
+            "doc": "After SIGTERM what is served may go on for so long; then it is cancelled."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65_535, f"port must be 0 to 65535, found {self.port}")
+        _require(self.max_queue >= 1, f"max_queue must be 1 or more, found {self.max_queue}")
+        _require(
+            self.max_body_bytes >= 1024,
+            f"max_body_bytes must be 1024 or more, found {self.max_body_bytes}",
+        )
+        for name in ("timeout_s", "max_timeout_s", "slow_client_s"):
+            value = getattr(self, name)
+            _require(0 < value <= 86_400, f"{name} must be more than 0 and at most 86400 (a day)")
+        _require(0 <= self.drain_s <= 86_400, "drain_s must be 0 to 86400")
+        _require(
+            self.timeout_s <= self.max_timeout_s,
+            f"timeout_s {self.timeout_s:g} is more than max_timeout_s {self.max_timeout_s:g}",
+        )
+        _require(
+            self.unix_socket is not None or self.api_keys_file is not None or self.is_local,
+            f"host {self.host} can be reached from other machines, so everybody there could use "
+            f"the engine; name an api_keys_file, or take 127.0.0.1",
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach `host`."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is logged, to stderr."""
+
+    level: LogLevel = field(
+        default="info", metadata={"doc": "The least that is logged; at info one line a request."}
+    )
+    prompts: bool = field(
+        default=False,
+        metadata={"doc": "Whether prompts and answers are logged with their request."},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Answers that are kept for the same request again."""
+
+    responses: int = field(
+        default=0,
+        metadata={
+            "doc": "How many are kept; only where the answer would be the same again: without a "
+            "temperature or with a seed, and not streamed. 0: none."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.responses <= 1_000_000,
+            f"responses must be 0 to 1000000, found {self.responses}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of them."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+
+
+def load(path: Path | None, **server: Any) -> Settings:
+    """Settings of a file, or the defaults; `server` overrides its server's.
+
+    ConfigError names the file and the key of any fault.
+    """
+    table: dict[str, Any] = {} if path is None else config.read(path)
+    given = {name: value for name, value in server.items() if value is not None}
+    if given:
+        table["server"] = {**table.get("server", {}), **given}
+    return config.from_table(Settings, table, "the command line" if path is None else str(path))
+
+
+def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
+    """Names of what differs, section and key: what may change while the daemon runs, what not."""
+    different = [
+        f"{section}.{name}"
+        for section in ("server", "log", "cache")
+        for name in type(getattr(old, section)).__dataclass_fields__
+        if getattr(getattr(old, section), name) != getattr(getattr(new, section), name)
+    ]
+    can = [name for name in different if name in RELOADABLE]
+    return can, [name for name in different if name not in RELOADABLE]

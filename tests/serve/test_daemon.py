@@ -1,0 +1,122 @@
+"""The process: settings read again, sockets, ends that nobody asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from serve.conftest import Daemon, started
+
+BundleFactory = Callable[[str], Path]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "edge-rt.toml"
+    path.write_text("[server]\nmax_queue = 2\n")
+    return path
+
+
+def status(daemon: Daemon, prompts: int) -> int:
+    body = {"prompt": [[1]] * prompts, "max_tokens": 1}
+    return httpx.post(f"{daemon.url}/v1/completions", json=body).status_code
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_sighup_reads_the_settings_again(demo_bundle: BundleFactory, config: Path) -> None:
+    with started(demo_bundle("demo.null"), "--config", str(config)) as daemon:
+        assert (status(daemon, 2), status(daemon, 3)) == (200, 429)
+        config.write_text("[server]\nmax_queue = 3\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: status(daemon, 3) == 200)
+        # What cannot work, or needs a restart, changes nothing.
+        for text in ("[server]\nmax_queue = 0\n", "[server]\nmax_queue = 9\nunix_socket = 'x'\n"):
+            config.write_text(text)
+            daemon.process.send_signal(signal.SIGHUP)
+            time.sleep(0.3)
+            assert (status(daemon, 3), status(daemon, 4)) == (200, 429)
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(30) == 0
+
+
+def test_a_unix_socket(demo_bundle: BundleFactory, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    config = tmp_path / "edge-rt.toml"
+    config.write_text(f"[server]\nunix_socket = '{path}'\n")
+    command = ["serve", "--bundle", str(demo_bundle("demo.null")), "--config", str(config)]
+    with subprocess.Popen([sys.executable, "-m", "edge_rt", *command]) as process:
+        try:
+            wait_for(path.exists)  # httpx leaks a socket that it could not connect
+            transport = httpx.HTTPTransport(uds=str(path))
+            with httpx.Client(transport=transport, base_url="http://edge-rt") as client:
+
+                def is_ready() -> bool:
+                    with contextlib.suppress(httpx.TransportError):
+                        return client.get("/health").status_code == 200
+                    return False
+
+                wait_for(is_ready)
+                body = {"prompt": [1], "max_tokens": 3, "ignore_eos": True}
+                answer = client.post("/v1/completions", json=body)
+                assert answer.json()["usage"]["completion_tokens"] == 3
+            assert path.stat().st_mode & 0o777 == 0o660
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--bundle", "/nope"], 1, "/nope"),
+        (["--bundle", "BUNDLE", "--host", "0.0.0.0"], 2, "name an api_keys_file"),  # noqa: S104
+        (["--bundle", "BUNDLE", "--port", "99999"], 2, "port must be 0 to 65535"),
+        (["--bundle", "BUNDLE", "--config", "/nope.toml"], 2, "/nope.toml cannot be read"),
+        (["--bundle", "BUNDLE", "--host", "203.0.113.7"], 2, "can be reached"),
+    ],
+)
+def test_what_cannot_be_served_is_said(
+    demo_bundle: BundleFactory, arguments: list[str], code: int, message: str
+) -> None:
+    given = [str(demo_bundle("demo.null")) if one == "BUNDLE" else one for one in arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_rt", "serve", "--port", "0", *given]
+        if "--port" not in given
+        else [sys.executable, "-m", "edge_rt", "serve", *given],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken(demo_bundle: BundleFactory) -> None:
+    bundle = demo_bundle("demo.null")
+    with started(bundle) as daemon:
+        command = ["serve", "--bundle", str(bundle), "--port", str(daemon.port)]
+        done = subprocess.run(
+            [sys.executable, "-m", "edge_rt", *command],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "Address already in use; choose another" in done.stderr
+        assert "Traceback" not in done.stderr
