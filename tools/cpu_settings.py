@@ -21,7 +21,6 @@ from typing import Any
 
 import command
 from command import progress
-from origin import cores
 from peer_engines import with_settings
 
 from edge_rt.bench import conditions
@@ -30,6 +29,7 @@ from edge_rt.core import DecodeRow, Draw, PrefillChunk, SamplingParams
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.base import Runner
 from edge_rt.runtime.engines import open_engine
+from edge_rt.runtime.ort import usable_cores
 
 TURNS, STEPS, CONTEXT = 15, 20, 64
 CHUNKS = (16, 32, 64, 128, 256)
@@ -70,7 +70,7 @@ def busy_core() -> Iterator[None]:
 
 def of_threads(bundle: Bundle, rows: int) -> list[dict[str, Any]]:
     """Decode steps for each choice of threads and spinning."""
-    most = cores()
+    most = usable_cores()
     choices = [(most, False), (most, True)] + ([(1, False)] if most > 1 else [])
     engines = [
         open_engine(with_settings(bundle, threads=threads, spinning=spins))

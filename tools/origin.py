@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
@@ -14,16 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import edge_rt
+from edge_rt.runtime.ort import usable_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_facts() -> dict[str, str]:
@@ -52,7 +45,7 @@ def origin(facts: Mapping[str, str], libraries: Iterable[str] = ()) -> dict[str,
         "commit": commit,
         "machine": {
             "cpu": facts.get("model name") or platform.processor() or platform.machine(),
-            "cores": cores(),
+            "cores": usable_cores(),
             "flags": [flag for flag in FLAGS if flag in flags],
             "system": f"{platform.system()} {platform.machine()}",
         },

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from origin import cores, cpu_facts, origin
+from origin import cpu_facts, origin
 from peer_engines import Row, Tokens, settings_of
 from peer_table import ORACLE, OURS, busy, lines, merged, table
 
@@ -39,6 +39,7 @@ from edge_rt.cli.output import STDOUT, check_json_target, finish, positive
 from edge_rt.errors import ConfigError, EdgeRTError, EngineError
 from edge_rt.model.checkpoint import Checkpoint
 from edge_rt.model.gptj import ModelConfig
+from edge_rt.runtime.ort import usable_cores
 from edge_rt.tokenizer import TOKENIZER_FILE, Tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -150,7 +151,7 @@ class Bench:
         """Every setting of an engine once; in its first turn its first tokens too."""
         options, job, out = self._options, self._work / "job.json", self._work / "out.json"
         say(f"turn {len(self.turns[engine]) + 1} of {options.repeats}: {engine}")
-        settings = settings_of(engine, cores(), platform.machine())
+        settings = settings_of(engine, usable_cores(), platform.machine())
         what = {
             "engine": engine,
             "checkpoint": str(options.checkpoint),

@@ -228,7 +228,7 @@ def import_onnxruntime() -> ModuleType:
     return onnxruntime
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Those that this process may use, where the system tells."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -238,7 +238,7 @@ def _cores() -> int:
 def _session(model: Path, options: OrtOptions) -> onnxruntime.InferenceSession:
     ort = import_onnxruntime()
     settings = ort.SessionOptions()
-    settings.intra_op_num_threads = options.threads or _cores()
+    settings.intra_op_num_threads = options.threads or usable_cores()
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 4  # errors are raised, and reported by whoever catches them
     spinning = "1" if options.spinning else "0"

@@ -19,7 +19,7 @@ class ResponseCache:
 
     def get(self, call: Call) -> Completion | None:
         """The answer to the same call, if it is kept."""
-        key = _key(call)
+        key = _key(call) if self._kept else None
         if key is None or key not in self._kept:
             return None
         self._kept.move_to_end(key)
@@ -27,11 +27,10 @@ class ResponseCache:
 
     def put(self, call: Call, answer: Completion) -> None:
         """Keep an answer that would be the same again."""
-        key = _key(call)
-        if key is None or self._most == 0 or not _is_whole(answer):
+        key = _key(call) if self._most else None
+        if key is None or not _is_whole(answer):
             return
         self._kept[key] = answer
-        self._kept.move_to_end(key)
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)
 

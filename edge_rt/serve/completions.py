@@ -172,11 +172,12 @@ class Completions:
         """Server-sent events: one for each token, and one for an end that brings none."""
         created = int(time.time())
         read = [[0] * call.shown for _ in tickets]  # tokens of each row
-        offset = [[0] * call.shown for _ in tickets]  # characters
+        echoed = call.texts or [""] * len(tickets)
+        offset = [[len(text)] * call.shown for text in echoed]  # characters
         for place, text in enumerate(call.texts):
             for row in range(call.shown):
-                echoed = CompletionChoice(place * call.shown + row, text, None, None)
-                yield self._event(call, created, echoed)
+                prompt = CompletionChoice(place * call.shown + row, text, None, None)
+                yield self._event(call, created, prompt)
         while any(ticket.open_rows for ticket in tickets):
             events = []
             for ticket, (choice, text, tokens, finish) in await tickets[0].mailbox.take():

@@ -136,8 +136,10 @@ class CompletionsEndpoint:
             await watched({"type": "http.response.body", "body": b""})
             return
         try:
-            answer = active.kept or await completions.whole(call, active.tickets)
-            self._state.cache.put(call, answer)
+            answer = active.kept
+            if answer is None:
+                answer = await completions.whole(call, active.tickets)
+                self._state.cache.put(call, answer)
             content = msgspec.json.encode(msgspec.structs.replace(answer, id=call.id))
             response = Response(content, media_type="application/json")
         except EngineError as error:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from edge_rt.choice import Choice, Choices
 from edge_rt.core import FinishReason, Request
-from edge_rt.errors import EngineError
 from edge_rt.loop import Loop
 from edge_rt.tokenizer import Tokenizer
 
@@ -69,7 +68,7 @@ class Front:
         self._loop, self._tokenizer = loop, tokenizer
         self._aio = asyncio.get_running_loop()
         self._gathered: list[tuple[Ticket, Piece]] = []
-        self._failed = asyncio.Event()
+        self._ended = asyncio.Event()
         loop.after_step = lambda _stats: self._hand_over()
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
 
@@ -105,13 +104,14 @@ class Front:
             self.failure = error
         try:
             self._loop.close()
-        except EngineError:
+        except Exception:  # after a failure the books may be wrong too
             logger.exception("the engine did not close")
-        self._aio.call_soon_threadsafe(self._failed.set)
+        finally:
+            self._aio.call_soon_threadsafe(self._ended.set)
 
     async def ended(self) -> None:
         """Wait until the loop's thread has ended."""
-        await self._failed.wait()
+        await self._ended.wait()
 
     def _gather(self, ticket: Ticket, choice: Choice, text: str) -> None:
         self._gathered.append((ticket, Piece(choice, text, len(choice.tokens), choice.finish)))

@@ -132,7 +132,7 @@ class Version(Struct):
 
 
 def decode(body: bytes) -> CompletionRequest:
-    """The request in a body; SyntaxError of JSON is a ValueError, anything else a RequestError."""
+    """The request in a body; msgspec's ValidationError or DecodeError for what is none."""
     return msgspec.json.decode(body, type=CompletionRequest)
 
 

@@ -1,12 +1,12 @@
 """The daemon's settings: what `edge-rt serve --config FILE` takes, as TOML.
 
-A field's `doc` is what its user is told of it.
+A field's `doc` says what it is for.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +53,9 @@ class ServerSettings:
     )
     api_keys_file: str | None = field(
         default=None,
-        metadata={"doc": "File of API keys (see below). Without it nobody is asked for one."},
+        metadata={
+            "doc": "File of API keys, as in serve/keys.py. Without it nobody is asked for one."
+        },
     )
     max_queue: int = field(
         default=128,
@@ -166,9 +168,9 @@ def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
     """Names of what differs, section and key: what may change while the daemon runs, what not."""
     different = [
         f"{section}.{name}"
-        for section in ("server", "log", "cache")
-        for name in type(getattr(old, section)).__dataclass_fields__
-        if getattr(getattr(old, section), name) != getattr(getattr(new, section), name)
+        for section, values in asdict(old).items()
+        for name, value in values.items()
+        if getattr(getattr(new, section), name) != value
     ]
     can = [name for name in different if name in RELOADABLE]
     return can, [name for name in different if name not in RELOADABLE]

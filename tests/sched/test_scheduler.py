@@ -374,3 +374,13 @@ def test_a_result_with_too_many_tokens_is_no_result() -> None:
     bench.schedule()
     with pytest.raises(AssertionError, match="more tokens than draws"):
         bench.scheduler.finish(StepResult((SampledToken(1), SampledToken(2)), ()), 0)
+
+
+def test_a_batching_window_does_not_outlast_a_deadline() -> None:
+    """Who sleeps until `wake_ns` must be there to end a request whose time is up."""
+    scheduler = Scheduler(PAGED, SchedulerOptions(batching_window_ms=1000))
+    scheduler.add(replace(request("a"), deadline_ns=5_000), 0)
+    assert scheduler.schedule(0) == Batch()
+    assert scheduler.wake_ns == 5_000
+    assert [event.finish for event in scheduler.expire(5_000)] == [FinishReason.TIMEOUT]
+    assert scheduler.wake_ns is None

@@ -104,6 +104,10 @@ def test_log_probabilities(complete: Callable[..., Any], expected: str) -> None:
     streamed = [e.choices[0].logprobs for e in complete(logprobs=2, stream=True)]
     assert [t for one in streamed for t in one.tokens] == found.tokens
     assert [o for one in streamed for o in one.text_offset] == found.text_offset
+    (whole,) = complete(logprobs=0, echo=True).choices
+    pieces = [e.choices[0].logprobs for e in complete(logprobs=0, echo=True, stream=True)]
+    echoed = [o for one in pieces if one is not None for o in one.text_offset]
+    assert echoed == whole.logprobs.text_offset == [len(PROMPT) + o for o in found.text_offset]
 
 
 def test_best_of(complete: Callable[..., Any]) -> None:

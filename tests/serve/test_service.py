@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -16,10 +17,14 @@ from fakes.server import serve
 from serve.conftest import Daemon, started
 
 from edge_rt.build.bundle import build
-from edge_rt.core import Limits
+from edge_rt.core import FinishReason, Limits, Priority, Request, SamplingParams
 from edge_rt.errors import EngineError
+from edge_rt.loop import Loop
 from edge_rt.recipes import NullOptions
 from edge_rt.runtime.null import NullRunner
+from edge_rt.serve.completions import Completions
+from edge_rt.serve.front import Front, Mailbox
+from edge_rt.serve.schema import CompletionRequest
 from edge_rt.serve.settings import ServerSettings, Settings
 from edge_rt.serve.state import State
 from edge_rt.tokenizer import Tokenizer
@@ -143,3 +148,54 @@ def test_a_request_that_takes_too_long_ends(tokenizer: Tokenizer) -> None:
         assert 0 < answer["usage"]["completion_tokens"] < 60
 
     serve(NullRunner(LIMITS, NullOptions(step_ms=20.0)), tokenizer, use)
+
+
+class Unclosable(NullRunner):
+    """What no engine should do: its first step ends the thread, and so does its end."""
+
+    def prefill(self, *arguments: Any, **options: Any) -> Any:
+        raise SystemExit("gone")
+
+    def close(self) -> None:
+        raise RuntimeError("stuck")
+
+
+def test_a_thread_that_dies_is_noticed(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        front = Front(Loop(Unclosable(LIMITS, NullOptions())), tokenizer)
+        front.start()
+        mailbox = Mailbox()
+        ticket = front.submit(Request("a", (1, 2), SamplingParams(2)), (), 0, mailbox)
+        await asyncio.wait_for(front.ended(), 20)
+        assert isinstance(front.failure, SystemExit)
+        assert [piece.finish for _, piece in await mailbox.take()] == [FinishReason.ERROR]
+        assert (ticket.open_rows, front.alive) == (0, 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("of_body", "of_key", "expected"),
+    [
+        (None, None, Priority.INTERACTIVE),
+        ("batch", None, Priority.BATCH),
+        ("interactive", "batch", Priority.BATCH),
+        ("batch", "interactive", Priority.BATCH),
+        ("interactive", "interactive", Priority.INTERACTIVE),
+    ],
+)
+def test_a_request_goes_before_others_only_if_its_key_may(
+    tokenizer: Tokenizer, of_body: Any, of_key: Any, expected: Priority
+) -> None:
+    async def run() -> None:
+        front = Front(Loop(NullRunner(LIMITS, NullOptions())), tokenizer)
+        completions = Completions(front, tokenizer, "model", None)
+        body = CompletionRequest(prompt=[1], priority=of_body, timeout_s=86_400)
+        before_ns = time.monotonic_ns()
+        call = await completions.understand(body, ServerSettings(max_timeout_s=600), of_key)
+        (one,) = call.requests
+        assert one.priority is expected
+        assert one.deadline_ns is not None
+        assert 0 <= one.deadline_ns - before_ns - 600 * 10**9 < 60 * 10**9  # the settings' most
+
+    asyncio.run(run())
