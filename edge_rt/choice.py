@@ -28,6 +28,7 @@ class Choice:
     finish: FinishReason | None = None
     message: str = ""
     first_token_ns: int | None = None
+    last_token_ns: int | None = None
     ended_ns: int | None = None
 
     @property
@@ -40,7 +41,9 @@ class Choice:
         """Take an event of this row; the text that it makes certain."""
         piece, stopped = "", self.stream.stopped
         if event.token is not None and not stopped:
-            self.first_token_ns = self.first_token_ns or time.monotonic_ns()
+            self.last_token_ns = time.monotonic_ns()
+            if self.first_token_ns is None:
+                self.first_token_ns = self.last_token_ns
             self.tokens.append(event.token)
             piece = self.stream.push(event.token.id)
         if event.finish is not None:

@@ -177,7 +177,8 @@ class TokenEvent(NamedTuple):
 
     `is_last` stands on exactly one event of a request: the end of its last row. `token` is None on
     an end that brings no token (a stop token is not text; cancellation; error). `message` says what
-    happened when `finish` is ERROR.
+    happened when `finish` is ERROR. `queued_ns` is how long the request waited to be let in first;
+    an event with `finish` has it, unless the request never was.
     """
 
     request_id: str
@@ -186,17 +187,31 @@ class TokenEvent(NamedTuple):
     row: int = 0
     is_last: bool = False
     message: str = ""
+    queued_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one step did and how long it took; telemetry and the power governor read it."""
+    """What one step did and how long it took; telemetry and the power governor read it.
+
+    A step that failed counts no tokens.
+    """
 
     started_ns: int
     prefill_tokens: int
     decode_rows: int
     prefill_ns: int
     decode_ns: int
+    sampled_tokens: int
+
+
+class Load(NamedTuple):
+    """What is in a scheduler: requests that wait and that run, pages held, preemptions so far."""
+
+    queued: int
+    running: int
+    pages_in_use: int
+    preemptions: int
 
 
 @dataclass(frozen=True, slots=True)

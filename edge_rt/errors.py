@@ -41,10 +41,11 @@ class EngineError(EdgeRTError):
 
 
 class MissingLibraryError(EdgeRTError):
-    """A library of an extra is needed and not installed."""
+    """Libraries of an extra are needed and not installed; `library` is one, or several."""
 
     def __init__(self, library: str, extra: str) -> None:
+        names = library.split()
         super().__init__(
-            f"{library} is not installed; install it with: "
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed; install with: "
             f"{sys.executable} -m pip install {library} (part of edge_rt's extra '{extra}')"
         )

@@ -13,6 +13,8 @@ from functools import partial
 from edge_rt.core import (
     Batch,
     FinishReason,
+    Limits,
+    Load,
     PowerBudget,
     Request,
     SampledToken,
@@ -54,6 +56,19 @@ class Loop:
         self._inbox_lock = threading.Lock()  # nothing enters after `close` has drained the inbox
         self._closed = False
         self._stopping = False
+
+    @property
+    def limits(self) -> Limits:
+        """Of the engine."""
+        return self._runner.limits
+
+    @property
+    def load(self) -> Load:
+        """What the scheduler has; from any thread, if one step old."""
+        scheduler = self._scheduler
+        return Load(
+            scheduler.queued, scheduler.running, scheduler.pages_in_use, scheduler.preemptions
+        )
 
     def submit(self, request: Request, on_event: OnEvent) -> None:
         """Hand a request in; RequestError if it can never be served, EngineError once closed.
@@ -103,11 +118,11 @@ class Loop:
             result, stats = _run(self._runner, batch, started_ns)
         except EngineError as error:
             logger.error("the engine failed in a step of %d tokens: %s", batch.tokens, error)
-            stats = StepStats(started_ns, 0, 0, 0, 0)
+            stats = StepStats(started_ns, 0, 0, 0, 0, 0)
             events = self._scheduler.fail(str(error), time.monotonic_ns())
         except Exception as error:  # whatever an engine raises, the requests outside it live on
             logger.exception("the engine failed in a step of %d tokens", batch.tokens)
-            stats = StepStats(started_ns, 0, 0, 0, 0)
+            stats = StepStats(started_ns, 0, 0, 0, 0, 0)
             events = self._scheduler.fail(f"{type(error).__name__}: {error}", time.monotonic_ns())
         except BaseException:  # an interrupt: the step is lost, its requests still end
             self._deliver(self._scheduler.fail("interrupted", time.monotonic_ns()))
@@ -190,6 +205,7 @@ def _run(runner: Runner, batch: Batch, started_ns: int) -> tuple[StepResult, Ste
         decode_rows=len(batch.decode),
         prefill_ns=prefilled_ns - begun_ns,
         decode_ns=decoded_ns - prefilled_ns,
+        sampled_tokens=len(prefill) + len(decode),
     )
     draws = sum(len(chunk.draws) for chunk in batch.prefill)
     _check(prefill, draws, runner.limits.vocab_size)

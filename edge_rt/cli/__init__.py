@@ -8,6 +8,7 @@ Exit codes: 0 the work was done, 1 it failed, 2 the command line or a setting ca
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import logging
 import os
@@ -38,6 +39,7 @@ _EXTRAS = {
     "onnx": "ort",
     "onnxruntime": "ort",
     "msgspec": "serve",
+    "prometheus_client": "serve",
     "starlette": "serve",
     "uvicorn": "serve",
 }
@@ -76,12 +78,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
-        return _fail(MissingLibraryError(error.name, _EXTRAS[error.name]), 1)
+        return _fail(MissingLibraryError(_missing_with(error.name), _EXTRAS[error.name]), 1)
     except (EdgeRTError, OSError) as error:
         return _fail(error, 2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _missing_with(library: str) -> str:
+    """A library that is not there, and the others of its extra that are not there either."""
+    missing = [
+        other
+        for other, extra in _EXTRAS.items()
+        if extra == _EXTRAS[library] and importlib.util.find_spec(other) is None
+    ]
+    return " ".join([library, *(other for other in missing if other != library)])
 
 
 def _fail(error: Exception, code: int) -> int:

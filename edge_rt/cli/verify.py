@@ -40,7 +40,6 @@ def run(options: argparse.Namespace) -> int:
 def verify(path: Path) -> dict[str, Any]:
     """The checks themselves; raises BundleError or EngineError at the first mismatch."""
     from edge_rt.bundle import Bundle
-    from edge_rt.golden import GOLDEN_FILE, Golden
     from edge_rt.runtime import selfcheck
     from edge_rt.runtime.engines import open_engine
     from edge_rt.tokenizer import Tokenizer
@@ -49,17 +48,14 @@ def verify(path: Path) -> dict[str, Any]:
     bundle.check_files()
     Tokenizer.load(path)
     engine = open_engine(bundle)
-    golden, tolerance = None, bundle.manifest.tolerance
+    tolerance = bundle.manifest.tolerance
     try:
-        if tolerance is not None:
-            report = selfcheck.compare(engine, Golden.load(path / GOLDEN_FILE))
-            report.check(tolerance)
-            golden = asdict(report)
+        golden = selfcheck.check(engine, bundle)
     finally:
         engine.close()
     return {
         "engine": bundle.manifest.recipe.engine,
         "files": len(bundle.manifest.files),
-        "golden": golden,
+        "golden": None if golden is None else asdict(golden),
         "tolerance": None if tolerance is None else asdict(tolerance),
     }

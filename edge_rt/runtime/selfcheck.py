@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.bundle import Tolerance
+from edge_rt.bundle import Bundle, Tolerance
 from edge_rt.core import DecodeRow, Draw, PrefillChunk, SamplingParams
 from edge_rt.errors import EngineError
-from edge_rt.golden import Golden, GoldenPrompt
+from edge_rt.golden import GOLDEN_FILE, Golden, GoldenPrompt
 from edge_rt.runtime.base import Runner
 
 F32 = npt.NDArray[np.float32]
@@ -39,6 +39,19 @@ class GoldenReport:
                     f"golden logits differ: {name} is {found:.3g}, this engine's tolerance is "
                     f"{allowed:.3g}; rebuild the bundle with edge-rt build"
                 )
+
+
+def check(runner: Runner, bundle: Bundle) -> GoldenReport | None:
+    """Compare an engine with its bundle's golden logits; None where an engine computes none.
+
+    EngineError if it is out of tolerance, BundleError if the golden logits cannot be read.
+    """
+    tolerance = bundle.manifest.tolerance
+    if tolerance is None:
+        return None
+    found = compare(runner, Golden.load(bundle.path / GOLDEN_FILE))
+    found.check(tolerance)
+    return found
 
 
 def compare(runner: Runner, golden: Golden) -> GoldenReport:

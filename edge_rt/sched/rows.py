@@ -75,9 +75,15 @@ class Live:
     number: int
     arrived_ns: int
     rows: list[Row] = field(default_factory=list)
+    queued_ns: int | None = None  # until it was let in first
 
     def __lt__(self, other: Live) -> bool:
         return self.number < other.number
+
+    def admit(self, now_ns: int) -> None:
+        """Let in; again, if it has given way."""
+        if self.queued_ns is None:
+            self.queued_ns = now_ns - self.arrived_ns
 
     @property
     def is_fresh(self) -> bool:

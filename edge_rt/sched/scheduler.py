@@ -30,7 +30,6 @@ from edge_rt.core import (
 )
 from edge_rt.errors import RequestError
 from edge_rt.sched import admission
-from edge_rt.sched.admission import pages_for
 from edge_rt.sched.pages import PagePool
 from edge_rt.sched.queue import Queue, SchedulerOptions
 from edge_rt.sched.rows import Live, Row
@@ -62,6 +61,7 @@ class Scheduler:
         self._outstanding: tuple[Batch, list[Row], list[Row]] | None = None
         self._ending: dict[Row, FinishReason] = {}  # once the outstanding batch is back
         self._arrivals = 0
+        self.preemptions = 0
         self._credit = 0  # prefill tokens that the power budget has allowed and that have not gone
         self._now_ns = 0
 
@@ -159,9 +159,8 @@ class Scheduler:
             _, request_id = heapq.heappop(self._deadlines)
             live = self._live.get(request_id)
             deadline_ns = live.request.deadline_ns if live else None
-            if (
-                live and deadline_ns is not None and deadline_ns <= now_ns
-            ):  # the id may be another's
+            # The id may be another request's by now.
+            if live and deadline_ns is not None and deadline_ns <= now_ns:
                 events += [self._end(row, FinishReason.TIMEOUT) for row in list(live.rows)]
         return events
 
@@ -208,10 +207,9 @@ class Scheduler:
         """The outstanding batch raised: its requests end with ERROR, the others live on."""
         self._advance_clock(now_ns)
         batch, prefilling, decoding, events = self._take_outstanding()
-        copied = [copy.request_id for copy in batch.copies]
-        for request_id in dict.fromkeys(
-            [*(row.live.request.id for row in (*prefilling, *decoding)), *copied]
-        ):
+        ids = [row.live.request.id for row in (*prefilling, *decoding)]
+        ids += [copy.request_id for copy in batch.copies]
+        for request_id in dict.fromkeys(ids):
             if live := self._live.get(request_id):
                 for row in list(live.rows):
                     events.append(self._end(row, FinishReason.ERROR, message=message))
@@ -265,7 +263,7 @@ class Scheduler:
             and self.running_rows + len(live.rows) <= self._limits.max_rows
         ):
             leader, *others = live.rows
-            needed = [pages_for(row.tokens, self._limits) for row in live.rows]
+            needed = [admission.pages_for(row.tokens, self._limits) for row in live.rows]
             if live.is_fresh:  # the others share the prompt's full pages
                 shared = leader.tokens // self._limits.page_tokens
                 needed = [needed[0], *(needed[0] - shared for _ in others)]
@@ -274,13 +272,14 @@ class Scheduler:
                 return
             self._queue.remove(live)
             self._running[live] = None
+            live.admit(self._now_ns)
             for row, count in zip(live.rows, needed, strict=True):
                 row.hold(self._pool.allocate(count))
                 if row is leader or not live.is_fresh:
                     self._prefilling[row] = None
 
     def _may_grow(self, row: Row) -> bool:
-        return len(row.pages) < pages_for(row.longest, self._limits)
+        return len(row.pages) < admission.pages_for(row.longest, self._limits)
 
     def _plan_decode(self, budget: PowerBudget) -> list[Row]:
         rows = min(len(self._decoding), self._limits.max_tokens_per_step)
@@ -311,6 +310,7 @@ class Scheduler:
         return True
 
     def _preempt(self, live: Live) -> None:
+        self.preemptions += 1
         for row in live.rows:
             self._prefilling.pop(row, None)
             self._decoding.pop(row, None)
@@ -396,4 +396,5 @@ class Scheduler:
                 self._queue.remove(live)
             else:
                 del self._running[live]
-        return TokenEvent(live.request.id, token, finish, row.index, not live.rows, message)
+        is_last, request_id = not live.rows, live.request.id
+        return TokenEvent(request_id, token, finish, row.index, is_last, message, live.queued_ns)

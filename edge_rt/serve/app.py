@@ -14,6 +14,7 @@ from edge_rt.serve import openapi, schema
 from edge_rt.serve.endpoint import CompletionsEndpoint, authorized
 from edge_rt.serve.errors import Refusal
 from edge_rt.serve.state import State
+from edge_rt.telemetry.prometheus import Exposition
 
 
 class Pages:
@@ -21,6 +22,12 @@ class Pages:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._exposition = Exposition(
+            state.metrics,
+            state.model,
+            status=lambda: state.status,
+            engine=lambda: None if state.front is None else state.front.engine,
+        )
 
     async def models(self, request: Request) -> Response:
         """The one model."""
@@ -31,7 +38,7 @@ class Pages:
             return refusal.response()
         if state.completions is None:
             return Refusal(503, "the server is loading", headers={"retry-after": "5"}).response()
-        return _json(schema.Models([schema.Model(state.completions.model, state.started_at)]))
+        return _json(schema.Models([schema.Model(state.model, state.started_at)]))
 
     async def live(self, _request: Request) -> Response:
         """Whether the process should go on."""
@@ -46,6 +53,11 @@ class Pages:
     async def version(self, _request: Request) -> Response:
         """Of edge_rt."""
         return _json(schema.Version(edge_rt.__version__))
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        page, content_type = self._exposition.page(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": content_type})
 
     async def described(self, _request: Request) -> Response:
         """The OpenAPI document."""
@@ -76,6 +88,7 @@ def make_app(state: State) -> tuple[Starlette, CompletionsEndpoint]:
             Route("/health", pages.ready),
             Route("/health/live", pages.live),
             Route("/health/ready", pages.ready),
+            Route("/metrics", pages.metrics),
             Route("/version", pages.version),
             Route("/openapi.json", pages.described),
         ],

@@ -16,6 +16,8 @@ import uvicorn
 from edge_rt.bundle import Bundle
 from edge_rt.errors import ConfigError
 from edge_rt.loop import Loop
+from edge_rt.runtime import selfcheck
+from edge_rt.runtime.base import Runner
 from edge_rt.runtime.engines import open_engine
 from edge_rt.serve import settings as config
 from edge_rt.serve.app import make_app
@@ -53,7 +55,8 @@ class Daemon:
     def __init__(self, bundle: Path, read_settings: Callable[[], Settings]) -> None:
         self._path, self._read_settings = bundle, read_settings
         found = read_settings()
-        self._state = State(found, _keys(found), cache=ResponseCache(found.cache.responses))
+        name, cache = bundle.resolve().name, ResponseCache(found.cache.responses)
+        self._state = State(found, name, _keys(found), cache=cache)
 
     async def serve(self) -> int:
         """Serve until SIGTERM or SIGINT; the exit code."""
@@ -79,7 +82,7 @@ class Daemon:
         ticking = asyncio.ensure_future(_tick(endpoint))
         try:
             front = await self._load()
-            logger.info("ready: %s at %s", self._path.resolve().name, where)
+            logger.info("ready: %s at %s", state.model, where)
             ended = asyncio.ensure_future(front.ended())
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait({serving, ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,12 +118,11 @@ class Daemon:
     async def _load(self) -> Front:
         state = self._state
         bundle = Bundle.load(self._path)
-        engine = await asyncio.to_thread(open_engine, bundle)
+        engine = await asyncio.to_thread(_open, bundle)
         tokenizer = Tokenizer.load(self._path)
-        front = state.front = Front(Loop(engine), tokenizer)
-        model = self._path.resolve().name
+        front = state.front = Front(Loop(engine), tokenizer, state.metrics)
         eos = bundle.manifest.model.eos_token_id
-        state.completions = Completions(front, tokenizer, model, eos)
+        state.completions = Completions(front, tokenizer, state.model, eos)
         front.start()
         state.status = "ready"
         return front
@@ -134,6 +136,17 @@ class Daemon:
             await asyncio.sleep(0.02)
         if front.alive:
             logger.warning("%d requests are cancelled after drain_s", front.alive)
+
+
+def _open(bundle: Bundle) -> Runner:
+    """The engine, if it computes what the reference computed."""
+    engine = open_engine(bundle)
+    try:
+        selfcheck.check(engine, bundle)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def set_up_logging(log: config.LogSettings) -> None:

@@ -54,6 +54,7 @@ class CompletionsEndpoint:
             self._active.discard(active)
             if active.entry.key is not None:
                 self._state.of_key[active.entry.key] -= active.charged
+            self._state.metrics.answered[active.entry.status] += 1
             active.entry.write(
                 active.call, active.tickets, prompts=self._state.settings.log.prompts
             )

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from edge_rt.choice import Choice, Choices
-from edge_rt.core import FinishReason, Request
+from edge_rt.core import FinishReason, Limits, Load, Request, StepStats, TokenEvent
 from edge_rt.loop import Loop
+from edge_rt.telemetry.metrics import Metrics
 from edge_rt.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class Ticket:
 
     def __init__(self, request: Request, place: int, mailbox: Mailbox) -> None:
         self.request, self.place, self.mailbox = request, place, mailbox
+        self.submitted_ns = time.monotonic_ns()
         self.open_rows = request.rows
         self.choices: Choices  # set before the loop has the request
 
@@ -62,15 +65,20 @@ class Ticket:
 class Front:
     """Submits and cancels requests of an asyncio program; runs the loop in a thread of its own."""
 
-    def __init__(self, loop: Loop, tokenizer: Tokenizer) -> None:
+    def __init__(self, loop: Loop, tokenizer: Tokenizer, metrics: Metrics) -> None:
         self.failure: BaseException | None = None
         self.alive = 0  # requests that have not ended
-        self._loop, self._tokenizer = loop, tokenizer
+        self._loop, self._tokenizer, self._metrics = loop, tokenizer, metrics
         self._aio = asyncio.get_running_loop()
         self._gathered: list[tuple[Ticket, Piece]] = []
         self._ended = asyncio.Event()
-        loop.after_step = lambda _stats: self._hand_over()
+        loop.after_step = self._after_step
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+
+    @property
+    def engine(self) -> tuple[Limits, Load]:
+        """What the engine can take, and what it has."""
+        return self._loop.limits, self._loop.load
 
     def start(self) -> None:
         """Start the loop's thread."""
@@ -83,7 +91,7 @@ class Front:
         ticket.choices = Choices(
             self._tokenizer, stop, request.rows, on_stop, partial(self._gather, ticket)
         )
-        self._loop.submit(request, ticket.choices.on_event)
+        self._loop.submit(request, partial(self._on_event, ticket))
         self.alive += 1
         return ticket
 
@@ -113,10 +121,19 @@ class Front:
         """Wait until the loop's thread has ended."""
         await self._ended.wait()
 
+    def _on_event(self, ticket: Ticket, event: TokenEvent) -> None:
+        choices = ticket.choices
+        choices.on_event(event)
+        if event.is_last:
+            ended = ticket.request, choices.rows, ticket.submitted_ns, event.queued_ns
+            self._metrics.on_end(*ended)
+
     def _gather(self, ticket: Ticket, choice: Choice, text: str) -> None:
         self._gathered.append((ticket, Piece(choice, text, len(choice.tokens), choice.finish)))
 
-    def _hand_over(self) -> None:
+    def _after_step(self, stats: StepStats | None) -> None:
+        if stats is not None:
+            self._metrics.on_step(stats)
         if self._gathered:
             gathered, self._gathered = self._gathered, []
             self._aio.call_soon_threadsafe(self._deliver, gathered)

@@ -10,6 +10,7 @@ import edge_rt
 from edge_rt.serve.errors import ErrorBody
 from edge_rt.serve.schema import Completion, CompletionRequest, Health, Models, Version
 
+METRICS_TYPES = ("text/plain", "application/openmetrics-text")
 REF = "#/components/schemas/{name}"
 
 
@@ -46,6 +47,7 @@ def document(*, keys: bool) -> dict[str, Any]:
             "/health": {"get": _health("health")},
             "/health/live": {"get": _health("live", "500")},
             "/health/ready": {"get": _health("ready")},
+            "/metrics": {"get": _metrics()},
             "/version": {"get": _get("version", "Of edge_rt.", "Version", {})},
         },
         "components": {"schemas": components},
@@ -72,6 +74,13 @@ def _refusals(meanings: dict[str, str]) -> dict[str, Any]:
 def _get(name: str, what: str, schema: str, others: dict[str, Any]) -> dict[str, Any]:
     answer = {"description": what, "content": _json(schema)}
     return {"operationId": name, "summary": what, "responses": {"200": answer, **others}}
+
+
+def _metrics() -> dict[str, Any]:
+    text = {kind: {"schema": {"type": "string"}} for kind in METRICS_TYPES}
+    answer = {"description": "In the format that Accept asks for.", "content": text}
+    what = "What Prometheus scrapes."
+    return {"operationId": "metrics", "summary": what, "responses": {"200": answer}}
 
 
 def _health(name: str, bad: str = "503") -> dict[str, Any]:

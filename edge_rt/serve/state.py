@@ -12,6 +12,7 @@ from edge_rt.serve.completions import Completions
 from edge_rt.serve.front import Front
 from edge_rt.serve.keys import Keys
 from edge_rt.serve.settings import Settings
+from edge_rt.telemetry.metrics import Metrics
 
 Status = Literal["loading", "ready", "draining", "failed"]
 
@@ -20,10 +21,12 @@ Status = Literal["loading", "ready", "draining", "failed"]
 class State:
     """Requests are taken only while it is `ready`.
 
-    `keys` None asks nobody for one. `of_key` counts the requests that each key has alive.
+    `model` is the name that requests may give. `keys` None asks nobody for one. `of_key` counts the
+    requests that each key has alive.
     """
 
     settings: Settings = field(default_factory=Settings)
+    model: str = "model"
     keys: Keys | None = None
     status: Status = "loading"
     started_at: int = field(default_factory=lambda: int(time.time()))
@@ -31,3 +34,4 @@ class State:
     completions: Completions | None = None
     of_key: Counter[str] = field(default_factory=Counter)
     cache: ResponseCache = field(default_factory=lambda: ResponseCache(0))
+    metrics: Metrics = field(default_factory=Metrics)

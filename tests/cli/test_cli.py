@@ -221,8 +221,17 @@ def test_without_onnx_the_error_says_how_to_install_it(
     arguments = ("build", str(demo_quantized), "--recipe", recipe, "--out", str(out))
     done = edge_rt(*arguments, home=tmp_path, without=("onnx",))
     assert done.returncode == 1
-    assert done.stderr.startswith("edge-rt: onnx is not installed; install it with: ")
+    assert done.stderr.startswith("edge-rt: onnx is not installed; install with: ")
     assert "-m pip install onnx" in done.stderr
+
+
+def test_without_the_libraries_of_serve_all_are_named(tmp_path: Path) -> None:
+    libraries = ("msgspec", "starlette", "uvicorn")
+    done = edge_rt("serve", "--bundle", str(tmp_path), home=tmp_path, without=libraries)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    named = line.partition("-m pip install ")[2].partition(" (")[0]
+    assert sorted(named.split()) == sorted(libraries)
 
 
 def test_json_target_is_checked_before_the_work(

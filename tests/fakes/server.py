@@ -23,7 +23,7 @@ def serve(runner: Runner, tokenizer: Tokenizer, use: Use, state: State | None = 
     state = state or State()
 
     async def run() -> None:
-        front = state.front = Front(Loop(runner), tokenizer)
+        front = state.front = Front(Loop(runner), tokenizer, state.metrics)
         state.completions = Completions(front, tokenizer, "model", None)
         front.start()
         state.status = "ready"

@@ -71,6 +71,11 @@ def alone(one: Request, limits: Limits) -> list[TokenEvent]:
     return events
 
 
+def _of_row_alone(event: TokenEvent) -> TokenEvent:
+    """Without what other rows and requests decide."""
+    return event._replace(is_last=False, queued_ns=None)
+
+
 @dataclass
 class Watched:
     """What the outside world has seen of one accepted request."""
@@ -270,8 +275,8 @@ class AnyTraffic(RuleBasedStateMachine):
         for one in self.watched.values():
             expected = alone(one.request, self.limits)
             for row in range(one.request.rows):
-                found = [event._replace(is_last=False) for event in one.of_row(row)]
-                wanted = [e._replace(is_last=False) for e in expected if e.row == row]
+                found = [_of_row_alone(event) for event in one.of_row(row)]
+                wanted = [_of_row_alone(event) for event in expected if event.row == row]
                 if found[-1].finish in CUT_SHORT:
                     assert found[:-1] == wanted[: len(found) - 1]
                 else:

@@ -82,7 +82,10 @@ def test_a_stop_token_ends_without_a_token() -> None:
     ids = [event.token.id for event in free if event.token]
     stopped = alone(request("a", max_tokens=8, stop=(ids[4],)), PAGED)
     seen = ids.index(ids[4])
-    assert stopped == [*free[:seen], TokenEvent("a", None, FinishReason.STOP, is_last=True)]
+    assert stopped == [
+        *free[:seen],
+        TokenEvent("a", None, FinishReason.STOP, is_last=True, queued_ns=0),
+    ]
 
 
 def test_several_chunks_of_one_prompt_go_in_one_step_in_order() -> None:
@@ -154,13 +157,15 @@ def long_request_after(steps: int) -> Bench:
     return bench
 
 
-CANCELLED = TokenEvent("a", None, FinishReason.CANCELLED, is_last=True)
+def end(finish: FinishReason, steps: int) -> TokenEvent:
+    """Of a request that was admitted in the first of `steps`, without waiting."""
+    return TokenEvent("a", None, finish, is_last=True, queued_ns=0 if steps else None)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_cancel_between_steps_ends_at_once_and_frees_the_id(steps: int) -> None:
     scheduler = long_request_after(steps).scheduler
-    assert scheduler.cancel("a") == [CANCELLED]
+    assert scheduler.cancel("a") == [end(FinishReason.CANCELLED, steps)]
     assert scheduler.cancel("a") == []
     scheduler.check_integrity()
     assert scheduler.is_idle
@@ -175,7 +180,7 @@ def test_cancel_while_its_batch_is_out_ends_when_it_is_back(steps: int, fails: b
     assert bench.scheduler.cancel("a") == []
     assert bench.scheduler.cancel("a") == []
     back = bench.scheduler.fail("x", 0) if fails else bench.finish(batch)
-    assert back == [CANCELLED]
+    assert back == [end(FinishReason.CANCELLED, steps + 1)]
     bench.scheduler.check_integrity()
     assert bench.scheduler.is_idle
 
@@ -185,10 +190,10 @@ def test_a_reader_may_end_a_row_for_its_own_reason() -> None:
     bench = Bench(PAGED, request("a", max_tokens=8, rows=2))
     bench.step()
     first = bench.scheduler.cancel("a", 0, FinishReason.STOP)
-    assert first == [TokenEvent("a", None, FinishReason.STOP, 0)]
+    assert first == [TokenEvent("a", None, FinishReason.STOP, 0, queued_ns=0)]
     assert bench.turn() == "a"
     second = bench.scheduler.cancel("a", 1, FinishReason.STOP)
-    assert second == [TokenEvent("a", None, FinishReason.STOP, 1, is_last=True)]
+    assert second == [TokenEvent("a", None, FinishReason.STOP, 1, is_last=True, queued_ns=0)]
     assert bench.scheduler.is_idle
 
 
@@ -196,7 +201,7 @@ def test_a_failure_ends_the_requests_of_the_batch_only() -> None:
     bench = Bench(SLOTS, *(request(name) for name in "abcd"))
     bench.schedule()
     ended = bench.scheduler.fail("out of memory", 0)
-    expected = [TokenEvent(i, None, FinishReason.ERROR, 0, True, "out of memory") for i in "abc"]
+    expected = [TokenEvent(i, None, FinishReason.ERROR, 0, True, "out of memory", 0) for i in "abc"]
     assert ended == expected
     assert bench.scheduler.queued == 1
     assert [event.request_id for event in bench.step()] == ["d"]
@@ -227,11 +232,33 @@ def test_rows_that_end_with_their_first_token_are_not_copied() -> None:
 def test_a_row_that_lives_on_is_copied_from_one_that_ended() -> None:
     bench = Bench(SLOTS, request("a", max_tokens=3, rows=2))
     bench.step()
-    assert bench.scheduler.cancel("a", 0) == [CANCELLED._replace(request_id="a", is_last=False)]
+    assert bench.scheduler.cancel("a", 0) == [
+        end(FinishReason.CANCELLED, 1)._replace(is_last=False)
+    ]
     ((copy,), (row,)) = (batch := bench.schedule()).copies, batch.decode
     assert copy.target in row.pages
     bench.finish(batch)
     assert bench.rest()[-1].finish is FinishReason.LENGTH
+
+
+def test_an_end_says_how_long_its_request_had_queued_at_first() -> None:
+    """Not how long it waited again after it gave way."""
+    limits = replace(PAGED, pages=5, max_requests=2)
+    scheduler, runner = Scheduler(limits), strict(limits)
+    scheduler.add(request("a", prompt=6, max_tokens=6), 0)
+    scheduler.add(request("b", prompt=6, max_tokens=6), 0)
+    scheduler.add(request("c"), 7)
+    queued: dict[str, int | None] = {}
+    for now_ns in range(100, 10_000, 100):
+        if (batch := scheduler.schedule(now_ns)) == Batch():
+            break
+        for event in scheduler.finish(execute(batch, runner), now_ns):
+            if event.finish:
+                queued[event.request_id] = event.queued_ns
+    assert scheduler.preemptions == 1
+    assert queued == {"a": 100, "b": 100, "c": queued["c"]}
+    assert queued["c"] % 100 == 93
+    assert queued["c"] > 100
 
 
 def test_cancel_all_ends_every_stage_and_forgets_the_batch() -> None:
@@ -240,7 +267,11 @@ def test_cancel_all_ends_every_stage_and_forgets_the_batch() -> None:
     bench.step()
     bench.schedule()
     ended = bench.scheduler.cancel_all()
-    assert ended == [CANCELLED._replace(request_id=name) for name in "abc"]
+    waits = {"a": 1, "b": 1, "c": 0}  # c was never let in
+    assert ended == [
+        end(FinishReason.CANCELLED, steps)._replace(request_id=name)
+        for name, steps in waits.items()
+    ]
     bench.scheduler.check_integrity()
     assert bench.schedule() == Batch()
 
@@ -321,8 +352,7 @@ def test_a_deadline_ends_a_request_in_any_stage(steps: int) -> None:
     for _ in range(steps):
         bench.step()
     assert bench.scheduler.expire(99) == []
-    timeout = TokenEvent("a", None, FinishReason.TIMEOUT, is_last=True)
-    assert bench.scheduler.expire(100) == [timeout]
+    assert bench.scheduler.expire(100) == [end(FinishReason.TIMEOUT, steps)]
     assert bench.scheduler.expire(100) == []
     bench.scheduler.check_integrity()
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,7 +22,7 @@ BundleFactory = Callable[[str], Path]
 class Daemon:
     """A process of `edge-rt serve` that is ready."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[Any]
     port: int
 
     @property
@@ -36,20 +37,25 @@ def free_port() -> int:
         return port
 
 
+def wait_until_ready(daemon: Daemon) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{daemon.url}/health/ready", timeout=5).status_code == 200:
+                return
+        assert daemon.process.poll() is None, "the daemon ended"
+        assert time.monotonic() < deadline, "the daemon was not ready in time"
+        time.sleep(0.05)
+
+
 @contextlib.contextmanager
 def started(bundle: Path, *arguments: str) -> Iterator[Daemon]:
     port = free_port()
     command = [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(bundle), "--port"]
     with subprocess.Popen([*command, str(port), *arguments]) as process:
         try:
-            daemon, deadline = Daemon(process, port), time.monotonic() + 60
-            while True:
-                with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(f"{daemon.url}/health/ready", timeout=5).status_code == 200:
-                        break
-                assert process.poll() is None, "the daemon ended"
-                assert time.monotonic() < deadline, "the daemon was not ready in time"
-                time.sleep(0.05)
+            daemon = Daemon(process, port)
+            wait_until_ready(daemon)
             yield daemon
         finally:
             process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
-from serve.conftest import Daemon, started
+from safetensors.numpy import load_file, save
+from serve.conftest import Daemon, free_port, started, wait_until_ready
+
+from edge_rt.golden import GOLDEN_FILE
 
 BundleFactory = Callable[[str], Path]
 
@@ -120,3 +125,72 @@ def test_a_port_that_is_taken(demo_bundle: BundleFactory) -> None:
         assert done.returncode == 2
         assert "Address already in use; choose another" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def run_changed(before: str, bundle: Path, port: int) -> subprocess.Popen[str]:
+    """A daemon of a process that has run `before` first."""
+    arguments = ["serve", "--bundle", str(bundle), "--port", str(port)]
+    code = f"{before}\nimport edge_rt.cli, sys\nsys.exit(edge_rt.cli.main({arguments}))\n"
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def test_it_loads_neither_torch_nor_the_build_side(demo_bundle: BundleFactory) -> None:
+    say = """
+import atexit, sys
+atexit.register(lambda: sys.stderr.write("modules: " + " ".join(sys.modules)))
+"""
+    port = free_port()
+    with run_changed(say, demo_bundle("demo.cpu"), port) as process:
+        try:
+            wait_until_ready(Daemon(process, port))
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    modules = set(errors.partition("modules: ")[2].split())
+    assert {"edge_rt.loop", "edge_rt.serve.daemon", "onnxruntime"} <= modules
+    roots = {name.split(".")[0] for name in modules}
+    assert not roots & {"torch", "transformers", "onnx", "openai", "httpx", "pytest"}
+    assert not modules & {"edge_rt.quant", "edge_rt.build", "edge_rt.model.checkpoint"}
+
+
+def test_a_loop_that_dies_ends_the_process(demo_bundle: BundleFactory) -> None:
+    """Whoever started it then starts it again; it must not stay and refuse."""
+    breaks = """
+from edge_rt.sched.scheduler import Scheduler
+def check_integrity(self):
+    assert not self._arrivals, "a page is lost"
+Scheduler.check_integrity = check_integrity
+"""
+    port = free_port()
+    with run_changed(breaks, demo_bundle("demo.null"), port) as process:
+        try:
+            daemon = Daemon(process, port)
+            wait_until_ready(daemon)
+            assert status(daemon, 1) == 200
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert "the server ends: a page is lost" in errors
+
+
+def test_an_engine_that_computes_something_else_never_serves(
+    demo_bundle: BundleFactory, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(demo_bundle("demo.cpu"), bundle)
+    golden = load_file(bundle / GOLDEN_FILE)
+    golden["logits.0"] = golden["logits.0"] + np.float32(5)
+    (bundle / GOLDEN_FILE).write_bytes(save(golden))
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(bundle), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "golden logits differ" in done.stderr
+    assert "ready" not in done.stderr
+    assert "Traceback" not in done.stderr

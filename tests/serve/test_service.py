@@ -27,6 +27,7 @@ from edge_rt.serve.front import Front, Mailbox
 from edge_rt.serve.schema import CompletionRequest
 from edge_rt.serve.settings import ServerSettings, Settings
 from edge_rt.serve.state import State
+from edge_rt.telemetry.metrics import Metrics
 from edge_rt.tokenizer import Tokenizer
 
 LIMITS = Limits(2, 2, 64, 16, 2, 64, 64, 3072)
@@ -162,7 +163,7 @@ class Unclosable(NullRunner):
 
 def test_a_thread_that_dies_is_noticed(tokenizer: Tokenizer) -> None:
     async def run() -> None:
-        front = Front(Loop(Unclosable(LIMITS, NullOptions())), tokenizer)
+        front = Front(Loop(Unclosable(LIMITS, NullOptions())), tokenizer, Metrics())
         front.start()
         mailbox = Mailbox()
         ticket = front.submit(Request("a", (1, 2), SamplingParams(2)), (), 0, mailbox)
@@ -188,7 +189,7 @@ def test_a_request_goes_before_others_only_if_its_key_may(
     tokenizer: Tokenizer, of_body: Any, of_key: Any, expected: Priority
 ) -> None:
     async def run() -> None:
-        front = Front(Loop(NullRunner(LIMITS, NullOptions())), tokenizer)
+        front = Front(Loop(NullRunner(LIMITS, NullOptions())), tokenizer, Metrics())
         completions = Completions(front, tokenizer, "model", None)
         body = CompletionRequest(prompt=[1], priority=of_body, timeout_s=86_400)
         before_ns = time.monotonic_ns()

@@ -1,0 +1,157 @@
+"""The metrics as Prometheus reads them: GET /metrics.
+
+Names are vLLM's with `edge_rt_` for `vllm:`, which Prometheus keeps for recording rules, wherever
+a number means what vLLM's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+import edge_rt
+from edge_rt.core import Limits, Load
+from edge_rt.telemetry.histogram import Histogram
+from edge_rt.telemetry.metrics import Metrics
+
+STATUSES = ("loading", "ready", "draining", "failed")
+
+
+class Exposition:
+    """Pages of one daemon's metrics.
+
+    `engine` gives the limits and the load of an engine, once there is one; `status` is one of
+    STATUSES.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        model: str,
+        status: Callable[[], str],
+        engine: Callable[[], tuple[Limits, Load] | None],
+    ) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._registry.register(_Collector(metrics, model, status, engine))
+
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """The page and its content type, in the format that an Accept header asks for."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self._registry), content_type
+
+
+class _Collector(Collector):
+    def __init__(
+        self,
+        metrics: Metrics,
+        model: str,
+        status: Callable[[], str],
+        engine: Callable[[], tuple[Limits, Load] | None],
+    ) -> None:
+        self._metrics, self._model = metrics, model
+        self._status, self._engine = status, engine
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after another."""
+        info = InfoMetricFamily("edge_rt_build", "The running version.")
+        info.add_metric([], {"version": edge_rt.__version__})
+        yield info
+        status = GaugeMetricFamily(
+            "edge_rt_status", "1 for what the daemon is doing.", labels=["status"]
+        )
+        for one in STATUSES:
+            status.add_metric([one], float(self._status() == one))
+        yield status
+        yield from self._of_the_engine()
+        yield from self._counters()
+        yield from self._histograms()
+
+    def _of_the_engine(self) -> Iterator[Metric]:
+        found = self._engine()
+        if found is None:
+            return
+        limits, load = found
+        yield self._gauge("num_requests_running", "Requests in the engine.", load.running)
+        yield self._gauge("num_requests_waiting", "Requests that wait for it.", load.queued)
+        yield self._gauge(
+            "kv_cache_usage_perc",
+            "Share of the cache's pages that are held; 1 is all.",
+            load.pages_in_use / limits.pages,
+        )
+        yield self._gauge("max_num_seqs", "Requests that the engine takes.", limits.max_requests)
+        yield self._counter(
+            "num_preemptions", "Requests that gave up their pages.", {(): load.preemptions}
+        )
+
+    def _counters(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        yield self._counter("prompt_tokens", "Prompt tokens computed.", {(): metrics.prompt_tokens})
+        yield self._counter("generation_tokens", "Tokens sampled.", {(): metrics.generation_tokens})
+        yield self._counter(
+            "engine_failed_steps", "Steps that the engine did not do.", {(): metrics.failed_steps}
+        )
+        yield self._counter(
+            "sequences_finished",
+            "Continuations that have ended, by why.",
+            {(reason,): count for reason, count in sorted(metrics.finished.items())},
+            "finished_reason",
+        )
+        yield self._counter(
+            "http_requests",
+            "Completion requests answered, by status; 499: the client had gone.",
+            {(str(status),): count for status, count in sorted(metrics.answered.items())},
+            "status",
+        )
+
+    def _histograms(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        for name, what, histogram in (
+            ("request_queue_time_seconds", "From arrival to a place.", metrics.queue_s),
+            ("time_to_first_token_seconds", "From arrival to the first token.", metrics.ttft_s),
+            (
+                "request_time_per_output_token_seconds",
+                "Mean time between a continuation's tokens.",
+                metrics.tpot_s,
+            ),
+            ("e2e_request_latency_seconds", "From arrival to the end.", metrics.latency_s),
+            ("request_prompt_tokens", "Of each request.", metrics.request_prompt_tokens),
+            (
+                "request_generation_tokens",
+                "Of each continuation.",
+                metrics.request_generation_tokens,
+            ),
+            ("iteration_tokens", "Tokens computed in one step.", metrics.step_tokens),
+            ("prefill_step_seconds", "The engine's time for prompts.", metrics.prefill_step_s),
+            ("decode_step_seconds", "The engine's time for one token.", metrics.decode_step_s),
+        ):
+            yield self._histogram(name, what, histogram)
+
+    def _gauge(self, name: str, what: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"edge_rt_{name}", what, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(
+        self, name: str, what: str, values: Mapping[tuple[str, ...], float], *labels: str
+    ) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"edge_rt_{name}", what, labels=["model_name", *labels])
+        for of, value in values.items():
+            family.add_metric([self._model, *of], value)
+        return family
+
+    def _histogram(self, name: str, what: str, histogram: Histogram) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(f"edge_rt_{name}", what, labels=["model_name"])
+        family.add_metric([self._model], histogram.cumulative(), histogram.sum)
+        return family
