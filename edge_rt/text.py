@@ -24,6 +24,7 @@ class TextStream:
             )
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._stop = tuple(stop)
+        self._first = frozenset(text[0] for text in stop)
         self._held = ""  # a proper prefix of a stop string, the longest that the text ends with
         self._stop_string: str | None = None
 
@@ -57,7 +58,7 @@ class TextStream:
         return text
 
     def _take(self, piece: str) -> str:
-        if not self._stop or not piece:
+        if not self._held and self._first.isdisjoint(piece):
             return piece
         text = self._held + piece
         found = [

@@ -36,6 +36,7 @@ class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
         added: dict[int, Any] = inner.get_added_tokens_decoder()
+        self._bytes: dict[int, bytes] = {}  # of the tokens that have come
         self._special = frozenset(index for index, token in added.items() if token.special)
 
     @classmethod
@@ -85,6 +86,12 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token adds to the text; a character may span several tokens."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._look_up(token_id)
+        return found
+
+    def _look_up(self, token_id: int) -> bytes:
         token: str | None = self._inner.id_to_token(token_id)
         if token is None or token_id in self._special:
             return b""
@@ -112,10 +119,16 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_within = False  # a character
 
     def push(self, token_id: int) -> str:
         """Text that this token completes; '' while a character is incomplete."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        content = self._tokenizer.token_bytes(token_id)
+        if content.isascii() and not self._is_within:  # a third of the decoder's time
+            return content.decode()
+        text = self._decoder.decode(content)
+        self._is_within = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """U+FFFD if the stream ended within a character, else ''."""

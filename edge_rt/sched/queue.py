@@ -51,6 +51,8 @@ class Queue:
 
     def first(self, now_ns: int) -> Live | None:
         """The next to be admitted; it stays in."""
+        if not self._waiting:
+            return None
         heads = [head for one in Priority if (head := self._head(one))]
         return min(heads, key=lambda live: self.rank(live, now_ns), default=None)
 

@@ -178,10 +178,19 @@ class Completions:
             for row in range(call.shown):
                 prompt = CompletionChoice(place * call.shown + row, text, None, None)
                 yield self._event(call, created, prompt)
+        frames = [
+            [self._frame(call, created, place * call.shown + row) for row in range(call.shown)]
+            for place in range(len(tickets))
+        ]
+        is_plain = call.body.logprobs is None
         while any(ticket.open_rows for ticket in tickets):
             events = []
             for ticket, (choice, text, tokens, finish) in await tickets[0].mailbox.take():
                 row, place = choice.row, ticket.place
+                if finish is None and is_plain:
+                    before, after = frames[place][row]
+                    events.append(b"".join((before, _encode(text), after)))
+                    continue
                 if finish is FinishReason.ERROR:
                     events.append(_sse(error_body(500, choice.message, "engine_error")))
                     continue
@@ -196,6 +205,12 @@ class Completions:
         if options is not None and options.include_usage:
             yield _sse(_encode(self._completion(call, [], usage(tickets), created)))
         yield b"data: [DONE]\n\n"
+
+    def _frame(self, call: Call, created: int, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text of an event that brings nothing else."""
+        blank = self._event(call, created, CompletionChoice(index, "", None, None))
+        before, name, rest = blank.partition(b'"text":')
+        return before + name, rest.removeprefix(b'""')
 
     def _event(self, call: Call, created: int, choice: CompletionChoice) -> bytes:
         return _sse(_encode(self._completion(call, [choice], created=created)))
