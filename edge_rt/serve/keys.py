@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -23,12 +23,23 @@ from edge_rt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key's owner and limits; `max_requests` None is no limit beside the queue's."""
+    """One API key: whose it is, and what it may do."""
 
-    name: str
-    sha256: str
-    priority: Literal["interactive", "batch"] = "interactive"
-    max_requests: int | None = None
+    name: str = field(metadata={"doc": "Whose key it is; the log and refusals name it."})
+    sha256: str = field(
+        metadata={"doc": "SHA-256 of the key, as 64 hexadecimal digits in lower case."}
+    )
+    priority: Literal["interactive", "batch"] = field(
+        default="interactive",
+        metadata={"doc": "With `batch` its requests are batch, whatever they say themselves."},
+    )
+    max_requests: int | None = field(
+        default=None,
+        metadata={
+            "doc": "Prompts that it may have waiting or being served at once; a request for more "
+            "gets 429. Not set: as many as the queue takes."
+        },
+    )
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-f]{64}", self.sha256):
@@ -38,7 +49,9 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True)
-class _KeyFile:
+class KeyFile:
+    """What such a file holds."""
+
     key: list[ApiKey]
 
 
@@ -54,7 +67,7 @@ class Keys:
     @classmethod
     def load(cls, path: Path) -> Keys:
         """Read a file; ConfigError names the fault, and a file that others may read."""
-        found = config.load(_KeyFile, path)
+        found = config.load(KeyFile, path)
         if path.stat().st_mode & 0o007:
             raise ConfigError(f"{path} can be read by everybody; chmod o-rwx {path}")
         try:

@@ -1,6 +1,6 @@
 """The daemon's settings: what `edge-rt serve --config FILE` takes, as TOML.
 
-A field's `doc` says what it is for.
+A field's `doc` says what it is for; docs/configuration.md is made of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ServerSettings:
     api_keys_file: str | None = field(
         default=None,
         metadata={
-            "doc": "File of API keys, as in serve/keys.py. Without it nobody is asked for one."
+            "doc": "File of API keys, a format of its own. Without it nobody is asked for one."
         },
     )
     max_queue: int = field(
@@ -65,14 +65,14 @@ class ServerSettings:
         default=600.0, metadata={"doc": "How long a request may take if it does not say."}
     )
     max_timeout_s: float = field(
-        default=3600.0, metadata={"doc": "The most that a request may say."}
+        default=3600.0, metadata={"doc": "The most that a request gets, whatever it says."}
     )
     max_body_bytes: int = field(
         default=8 << 20, metadata={"doc": "The longest body that is read; a longer one gets 413."}
     )
     slow_client_s: float = field(
         default=30.0,
-        metadata={"doc": "A client that takes none of its answer for so long has gone."},
+        metadata={"doc": "A client that takes none of its answer for so long is given up."},
     )
     drain_s: float = field(
         default=30.0,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -49,10 +49,10 @@ def wait_until_ready(daemon: Daemon) -> None:
 
 
 @contextlib.contextmanager
-def started(bundle: Path, *arguments: str) -> Iterator[Daemon]:
+def started(bundle: Path, *arguments: str, stderr: IO[bytes] | None = None) -> Iterator[Daemon]:
     port = free_port()
     command = [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(bundle), "--port"]
-    with subprocess.Popen([*command, str(port), *arguments]) as process:
+    with subprocess.Popen([*command, str(port), *arguments], stderr=stderr) as process:
         try:
             daemon = Daemon(process, port)
             wait_until_ready(daemon)
