@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_rt.core import Priority
+from edge_rt.errors import ConfigError
 from edge_rt.sched.rows import Live
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """When a request may start.
+    """When a request may start."""
 
-    After `ageing_ms` of waiting a batch request goes like an interactive one. With a
-    `batching_window_ms`, an idle engine waits that long for company before it starts.
-    """
+    ageing_ms: float = field(
+        default=5000.0,
+        metadata={"doc": "A batch request that has waited so long goes like an interactive one."},
+    )
+    batching_window_ms: float = field(
+        default=0.0,
+        metadata={"doc": "An idle engine waits so long for company before it starts."},
+    )
 
-    ageing_ms: float = 5000.0
-    batching_window_ms: float = 0.0
+    def __post_init__(self) -> None:
+        for name in ("ageing_ms", "batching_window_ms"):
+            if not 0 <= getattr(self, name) <= 86_400_000:
+                raise ConfigError(f"{name} must be 0 to 86400000 (a day)")
 
 
 class Queue:

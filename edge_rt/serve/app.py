@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 import edge_rt
 from edge_rt.serve import openapi, schema
+from edge_rt.serve.completions import check_model
 from edge_rt.serve.endpoint import CompletionsEndpoint, authorized
 from edge_rt.serve.errors import Refusal
 from edge_rt.serve.state import State
@@ -31,14 +32,20 @@ class Pages:
 
     async def models(self, request: Request) -> Response:
         """The one model."""
+        return _json(schema.Models([self._model(request)]))
+
+    async def model(self, request: Request) -> Response:
+        """It, by its name."""
+        found = self._model(request)
+        check_model(request.path_params["name"], found.id)
+        return _json(found)
+
+    def _model(self, request: Request) -> schema.Model:
         state = self._state
-        try:
-            authorized(state, request.scope)
-        except Refusal as refusal:
-            return refusal.response()
+        authorized(state, request.scope)
         if state.completions is None:
-            return Refusal(503, "the server is loading", headers={"retry-after": "5"}).response()
-        return _json(schema.Models([schema.Model(state.model, state.started_at)]))
+            raise Refusal(503, f"the server is {state.status}", headers={"retry-after": "5"})
+        return schema.Model(state.model, state.started_at)
 
     async def live(self, _request: Request) -> Response:
         """Whether the process should go on."""
@@ -77,6 +84,15 @@ class Pages:
         what = f"{request.url.path} takes no {request.method}"
         return Refusal(405, what, "method_not_allowed", headers=headers).response()
 
+    async def refused(self, _request: Request, error: Exception) -> Response:
+        """As the refusal says."""
+        assert isinstance(error, Refusal)
+        return error.response()
+
+    async def failed(self, _request: Request, error: Exception) -> Response:
+        """500 for a fault of ours, which uvicorn logs."""
+        return Refusal(500, f"the server failed: {type(error).__name__}").response()
+
 
 def make_app(state: State) -> tuple[Starlette, CompletionsEndpoint]:
     """The application around a state that the daemon moves on, and its endpoint of completions."""
@@ -85,6 +101,7 @@ def make_app(state: State) -> tuple[Starlette, CompletionsEndpoint]:
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/models", pages.models),
+            Route("/v1/models/{name}", pages.model),
             Route("/health", pages.ready),
             Route("/health/live", pages.live),
             Route("/health/ready", pages.ready),
@@ -92,8 +109,14 @@ def make_app(state: State) -> tuple[Starlette, CompletionsEndpoint]:
             Route("/version", pages.version),
             Route("/openapi.json", pages.described),
         ],
-        exception_handlers={404: pages.unknown, 405: pages.not_allowed},
+        exception_handlers={
+            404: pages.unknown,
+            405: pages.not_allowed,
+            Refusal: pages.refused,
+            Exception: pages.failed,
+        },
     )
+    app.router.redirect_slashes = False  # a redirected POST is a trap
     return app, completions
 
 

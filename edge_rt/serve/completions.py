@@ -61,13 +61,9 @@ class Completions:
 
         `priority` is the key's: "batch" holds whatever the body says.
         """
-        if body.model is not None and body.model != self.model:
-            raise Refusal(
-                404,
-                f"the model '{body.model}' is not served here, '{self.model}' is",
-                "model_not_found",
-                "model",
-            )
+        check_model(body.model, self.model)
+        if body.echo and body.logprobs is not None:
+            raise RequestError("echo with logprobs is not served: a prompt's are not computed")
         if body.suffix:
             raise RequestError("suffix is not supported: GPT-J does not fill in")
         rows = max(body.n or 1, body.best_of or 1)
@@ -162,7 +158,7 @@ class Completions:
                     CompletionChoice(
                         index=place * call.shown + index,
                         text=prefix + choice.text,
-                        logprobs=self._logprobs(call, choice, 0, len(choice.tokens), len(prefix)),
+                        logprobs=self._logprobs(call, choice, 0, len(choice.tokens), 0),
                         finish_reason=reason(choice.finish),
                     )
                 )
@@ -172,8 +168,7 @@ class Completions:
         """Server-sent events: one for each token, and one for an end that brings none."""
         created = int(time.time())
         read = [[0] * call.shown for _ in tickets]  # tokens of each row
-        echoed = call.texts or [""] * len(tickets)
-        offset = [[len(text)] * call.shown for text in echoed]  # characters
+        offset = [[0] * call.shown for _ in tickets]  # characters
         for place, text in enumerate(call.texts):
             for row in range(call.shown):
                 prompt = CompletionChoice(place * call.shown + row, text, None, None)
@@ -240,6 +235,13 @@ class Completions:
 
     def _top(self, token: SampledToken) -> dict[str, float] | None:
         return {self._tokenizer.token_text(one): logprob for one, logprob in token.top} or None
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Refusal of another model."""
+    if asked not in {None, served}:
+        message = f"the model '{asked}' is not served here, '{served}' is"
+        raise Refusal(404, message, "model_not_found", "model")
 
 
 def reason(finish: FinishReason | None) -> str | None:

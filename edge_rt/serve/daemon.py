@@ -8,8 +8,10 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -19,6 +21,7 @@ from edge_rt.loop import Loop
 from edge_rt.runtime import selfcheck
 from edge_rt.runtime.base import Runner
 from edge_rt.runtime.engines import open_engine
+from edge_rt.sched.scheduler import Scheduler
 from edge_rt.serve import settings as config
 from edge_rt.serve.app import make_app
 from edge_rt.serve.cache import ResponseCache
@@ -27,7 +30,7 @@ from edge_rt.serve.endpoint import CompletionsEndpoint
 from edge_rt.serve.front import Front
 from edge_rt.serve.journal import JournalFormatter
 from edge_rt.serve.keys import Keys
-from edge_rt.serve.listen import listen
+from edge_rt.serve.listen import listen, remove
 from edge_rt.serve.settings import Settings
 from edge_rt.serve.state import State
 from edge_rt.tokenizer import Tokenizer
@@ -40,10 +43,24 @@ TICK_S = 1.0
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: the daemon has its own."""
 
+    _waiting_since_s: dict[Any, float] = {}  # noqa: RUF012 - replaced, never changed
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Nothing."""
         yield
+
+    def drop_slow_clients(self, limit_s: float) -> None:
+        """Close connections on which no whole request head has come for so long."""
+        now_s, before, waiting = time.monotonic(), self._waiting_since_s, {}
+        for connection in self.server_state.connections:
+            cycle = getattr(connection, "cycle", None)
+            if cycle is None or cycle.response_complete:
+                waiting[connection] = before.get(connection, now_s)
+        self._waiting_since_s = waiting
+        for connection, since_s in self._waiting_since_s.items():
+            if now_s - since_s > limit_s:
+                connection.transport.close()
 
 
 class Daemon:
@@ -54,9 +71,10 @@ class Daemon:
 
     def __init__(self, bundle: Path, read_settings: Callable[[], Settings]) -> None:
         self._path, self._read_settings = bundle, read_settings
+        self._stops = 0  # that were asked for
         found = read_settings()
-        name, cache = bundle.resolve().name, ResponseCache(found.cache.responses)
-        self._state = State(found, name, _keys(found), cache=cache)
+        name = found.server.model_name or bundle.resolve().name
+        self._state = State(found, name, _keys(found), cache=ResponseCache(found.cache.responses))
 
     async def serve(self) -> int:
         """Serve until SIGTERM or SIGINT; the exit code."""
@@ -64,7 +82,7 @@ class Daemon:
         set_up_logging(state.settings.log)
         aio = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            aio.add_signal_handler(number, stop.set)
+            aio.add_signal_handler(number, self._ask_to_stop, stop)
         aio.add_signal_handler(signal.SIGHUP, self.reload)
         app, endpoint = make_app(state)
         bound, where = listen(state.settings.server)
@@ -79,12 +97,12 @@ class Daemon:
             )
         )
         serving = asyncio.ensure_future(server.serve([bound]))
-        ticking = asyncio.ensure_future(_tick(endpoint))
+        ticking = asyncio.ensure_future(self._tick(endpoint, server))
+        stopping = asyncio.ensure_future(stop.wait())
         try:
-            front = await self._load()
+            front = await self._load_unless(stopping)
             logger.info("ready: %s at %s", state.model, where)
             ended = asyncio.ensure_future(front.ended())
-            stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait({serving, ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
                 await self._drain(front)
@@ -96,7 +114,12 @@ class Daemon:
             ticking.cancel()
             server.should_exit = True
             await serving
+            remove(state.settings.server)
         return 0 if stop.is_set() else 1
+
+    def _ask_to_stop(self, stop: asyncio.Event) -> None:
+        self._stops += 1
+        stop.set()
 
     def reload(self) -> None:
         """Take over what SIGHUP may change, and name what it may not."""
@@ -115,12 +138,24 @@ class Daemon:
         set_up_logging(found.log)
         logger.info("settings read again; changed: %s", ", ".join(changed) or "none but keys")
 
+    async def _load_unless(self, stopping: asyncio.Future[Any]) -> Front:
+        """Load, or end the process where it is: a library that reads weights cannot be stopped."""
+        loading = asyncio.ensure_future(self._load())
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            logger.info("stopped while loading")
+            remove(self._state.settings.server)
+            logging.shutdown()
+            os._exit(0)
+        return await loading
+
     async def _load(self) -> Front:
         state = self._state
         bundle = Bundle.load(self._path)
         engine = await asyncio.to_thread(_open, bundle)
         tokenizer = Tokenizer.load(self._path)
-        front = state.front = Front(Loop(engine), tokenizer, state.metrics)
+        scheduler = Scheduler(engine.limits, state.settings.scheduler)
+        front = state.front = Front(Loop(engine, scheduler), tokenizer, state.metrics)
         eos = bundle.manifest.model.eos_token_id
         state.completions = Completions(front, tokenizer, state.model, eos)
         front.start()
@@ -132,10 +167,17 @@ class Daemon:
         state.status = "draining"
         logger.info("draining: %d requests are being served", front.alive)
         limit = aio.time() + state.settings.server.drain_s
-        while front.alive and aio.time() < limit:
+        while front.alive and aio.time() < limit and self._stops == 1:
             await asyncio.sleep(0.02)
         if front.alive:
-            logger.warning("%d requests are cancelled after drain_s", front.alive)
+            why = "drain_s is over" if self._stops == 1 else "told to stop again"
+            logger.warning("%s: %d requests are cancelled", why, front.alive)
+
+    async def _tick(self, endpoint: CompletionsEndpoint, server: _Server) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            endpoint.drop_slow_clients()
+            server.drop_slow_clients(self._state.settings.server.slow_client_s)
 
 
 def _open(bundle: Bundle) -> Runner:
@@ -166,9 +208,3 @@ def set_up_logging(log: config.LogSettings) -> None:
 def _keys(found: Settings) -> Keys | None:
     file = found.server.api_keys_file
     return None if file is None else Keys.load(Path(file))
-
-
-async def _tick(endpoint: CompletionsEndpoint) -> None:
-    while True:
-        await asyncio.sleep(TICK_S)
-        endpoint.drop_slow_clients()

@@ -19,6 +19,7 @@ from edge_rt.serve.errors import Refusal
 from edge_rt.serve.front import Ticket
 from edge_rt.serve.journal import Entry
 from edge_rt.serve.keys import ApiKey
+from edge_rt.serve.settings import ServerSettings
 from edge_rt.serve.state import State
 
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -97,7 +98,7 @@ class CompletionsEndpoint:
         active.entry.key = None if key is None else key.name
         if state.status != "ready" or state.completions is None or state.front is None:
             raise Refusal(503, f"the server is {state.status}", headers={"retry-after": "5"})
-        body = parse(await read(receive, settings.max_body_bytes))
+        body = parse(await read(receive, settings))
         try:
             active.call = await state.completions.understand(
                 body, settings, None if key is None else key.priority
@@ -106,6 +107,7 @@ class CompletionsEndpoint:
             if active.kept is not None:
                 return
             wanted = len(active.call.requests)
+            _check_fits(wanted, settings, key)
             if state.front.alive + wanted > settings.max_queue:
                 raise _busy(f"{state.front.alive} requests wait or are served", "queue_full")
             if key is not None:
@@ -149,6 +151,16 @@ class CompletionsEndpoint:
         await response(scope, receive, watched)
 
 
+def _check_fits(prompts: int, settings: ServerSettings, key: ApiKey | None) -> None:
+    """RequestError for what no waiting would let in."""
+    limits = {"the server takes": settings.max_queue}
+    if key is not None and key.max_requests is not None:
+        limits[f"key '{key.name}' may have"] = key.max_requests
+    for who, limit in limits.items():
+        if prompts > limit:
+            raise RequestError(f"{prompts} prompts are more than the {limit} that {who} at once")
+
+
 def _busy(message: str, code: str) -> Refusal:
     return Refusal(429, f"{message}; try again", code, headers={"retry-after": "1"})
 
@@ -181,11 +193,17 @@ def parse(body: bytes) -> schema.CompletionRequest:
         raise Refusal(400, f"the body is not valid JSON: {error}", "invalid_json") from error
 
 
-async def read(receive: Receive, limit: int) -> bytes:
-    """A request's body; Refusal if it is longer than `limit` or its client has gone."""
-    parts, size = [], 0
+async def read(receive: Receive, settings: ServerSettings) -> bytes:
+    """A request's body; Refusal if it is too long or too slow, or its client has gone."""
+    parts, size, limit = [], 0, settings.max_body_bytes
+    end_s = time.monotonic() + settings.timeout_s
     while True:
-        message = await receive()
+        patience_s = min(settings.slow_client_s, end_s - time.monotonic())
+        try:
+            message = await asyncio.wait_for(receive(), patience_s)
+        except asyncio.TimeoutError:
+            headers = {"connection": "close"}
+            raise Refusal(408, "the body does not come to its end", headers=headers) from None
         if message["type"] == "http.disconnect":
             raise Refusal(400, "the client has gone")
         parts.append(message.get("body", b""))

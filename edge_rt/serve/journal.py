@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edge_rt.core import FinishReason
 from edge_rt.serve.completions import Call
 from edge_rt.serve.front import Ticket
 
@@ -31,7 +32,7 @@ class Entry:
     """What is known of a request; `write` says it once."""
 
     key: str | None = None
-    status: int = 0
+    status: int = 500  # until there is another: a fault of ours
     begun_ns: int = field(default_factory=time.monotonic_ns)
 
     def write(self, call: Call | None, tickets: Sequence[Ticket], *, prompts: bool) -> None:
@@ -43,13 +44,14 @@ class Entry:
         if call is not None:
             choices = [choice for ticket in tickets for choice in ticket.choices.rows]
             first_ns = min((c.first_token_ns for c in choices if c.first_token_ns), default=None)
-            ends = {c.finish.value if c.finish else "open" for c in choices}
+            # What has not ended by now is ended because its client has gone.
+            ends = {(c.finish or FinishReason.CANCELLED).value for c in choices}
             parts |= {
                 "id": call.id,
                 "stream": bool(call.body.stream),
                 "prompt_tokens": sum(len(request.prompt) for request in call.requests),
                 "completion_tokens": sum(len(choice.tokens) for choice in choices),
-                "finish": ",".join(sorted(ends)),
+                "finish": ",".join(sorted(ends)) or None,
                 "ttft_ms": None if first_ns is None else (first_ns - self.begun_ns) / 1e6,
             }
             if prompts:

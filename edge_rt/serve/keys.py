@@ -3,7 +3,7 @@
     [[key]]
     name = "dashboard"
     sha256 = "…"                 # of the key: printf %s "$KEY" | sha256sum
-    priority = "batch"           # its requests never go before interactive ones
+    priority = "batch"           # of all its requests
     max_requests = 4             # at once
 
 A key is to be random (`openssl rand -hex 32`), so that a plain SHA-256 is as good as a slow hash.
@@ -78,9 +78,10 @@ class Keys:
     def find(self, authorization: str | None) -> ApiKey | None:
         """Whose key an Authorization header carries; None if it carries none of ours.
 
-        Looked up by hash: how long that takes says nothing about the key.
+        Looked up by hash: how long that takes says nothing about the key. The header comes as
+        Latin-1, which gives back the bytes that were sent.
         """
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             return None
-        return self._by_hash.get(hashlib.sha256(key.strip().encode()).hexdigest())
+        return self._by_hash.get(hashlib.sha256(key.strip().encode("latin-1")).hexdigest())

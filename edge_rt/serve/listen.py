@@ -34,12 +34,21 @@ def listen(server: ServerSettings) -> tuple[socket.socket, str]:
     return bound, f"http://{host}:{port}"
 
 
+def remove(server: ServerSettings) -> None:
+    """Remove the file of a Unix socket that is listened at no more."""
+    if server.unix_socket is not None:
+        Path(server.unix_socket).unlink(missing_ok=True)
+
+
 def _unix(path: Path) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX)
     try:
         _remove_stale(path)
-        bound.bind(str(path))
-        path.chmod(0o660)
+        mask = os.umask(0o117)  # there must be no moment at which others can connect
+        try:
+            bound.bind(str(path))
+        finally:
+            os.umask(mask)
         bound.listen(BACKLOG)
     except OSError as error:
         bound.close()

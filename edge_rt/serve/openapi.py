@@ -8,7 +8,7 @@ import msgspec
 
 import edge_rt
 from edge_rt.serve.errors import ErrorBody
-from edge_rt.serve.schema import Completion, CompletionRequest, Health, Models, Version
+from edge_rt.serve.schema import Completion, CompletionRequest, Health, Model, Models, Version
 
 METRICS_TYPES = ("text/plain", "application/openmetrics-text")
 REF = "#/components/schemas/{name}"
@@ -16,9 +16,10 @@ REF = "#/components/schemas/{name}"
 
 def document(*, keys: bool) -> dict[str, Any]:
     """OpenAPI 3.1; `keys` whether requests need an API key."""
-    types = [CompletionRequest, Completion, ErrorBody, Models, Health, Version]
+    types = [CompletionRequest, Completion, ErrorBody, Model, Models, Health, Version]
     _, components = msgspec.json.schema_components(types, ref_template=REF)
-    refusals = {"400": "cannot be served", "404": "is of another model", "413": "is too long"}
+    refusals = {"400": "cannot be served", "404": "is of another model"}
+    refusals |= {"408": "does not come to its end", "413": "is too long"}
     refusals |= {"422": "does not fit the types", "429": "finds a full queue"}
     refusals |= {"500": "met an engine that failed", "503": "came while the server loads or drains"}
     secured = {"401": "carries no valid API key"} if keys else {}
@@ -44,6 +45,7 @@ def document(*, keys: bool) -> dict[str, Any]:
                 }
             },
             "/v1/models": {"get": _get("models", "The model.", "Models", _refusals(secured))},
+            "/v1/models/{name}": {"get": _named_model(secured)},
             "/health": {"get": _health("health")},
             "/health/live": {"get": _health("live", "500")},
             "/health/ready": {"get": _health("ready")},
@@ -54,7 +56,7 @@ def document(*, keys: bool) -> dict[str, Any]:
     }
     if keys:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        for path in ("/v1/completions", "/v1/models"):
+        for path in ("/v1/completions", "/v1/models", "/v1/models/{name}"):
             for operation in found["paths"][path].values():
                 operation["security"] = [{"key": []}]
     return found
@@ -74,6 +76,12 @@ def _refusals(meanings: dict[str, str]) -> dict[str, Any]:
 def _get(name: str, what: str, schema: str, others: dict[str, Any]) -> dict[str, Any]:
     answer = {"description": what, "content": _json(schema)}
     return {"operationId": name, "summary": what, "responses": {"200": answer, **others}}
+
+
+def _named_model(secured: dict[str, str]) -> dict[str, Any]:
+    others = _refusals({"404": "is of another model"} | secured)
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    return _get("model", "The model, by its name.", "Model", others) | {"parameters": [name]}
 
 
 def _metrics() -> dict[str, Any]:

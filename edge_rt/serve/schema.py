@@ -38,7 +38,7 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         Meta(description="Text, token ids, or a list of either: each is a request of its own."),
     ]
     model: str | None = None
-    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = 16
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = 16
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = 1.0
     n: Count | None = 1

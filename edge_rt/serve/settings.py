@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from edge_rt import config
 from edge_rt.errors import ConfigError
+from edge_rt.sched.queue import SchedulerOptions
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -57,6 +58,10 @@ class ServerSettings:
             "doc": "File of API keys, a format of its own. Without it nobody is asked for one."
         },
     )
+    model_name: str | None = field(
+        default=None,
+        metadata={"doc": "Name of the model in requests; not set: that of the bundle's directory."},
+    )
     max_queue: int = field(
         default=128,
         metadata={"doc": "Prompts that wait or are served at once; a request for more gets 429."},
@@ -72,7 +77,10 @@ class ServerSettings:
     )
     slow_client_s: float = field(
         default=30.0,
-        metadata={"doc": "A client that takes none of its answer for so long is given up."},
+        metadata={
+            "doc": "A client that sends nothing of its request or takes nothing of its answer for "
+            "so long is given up."
+        },
     )
     drain_s: float = field(
         default=30.0,
@@ -148,6 +156,7 @@ class Settings:
     """All of them."""
 
     server: ServerSettings = field(default_factory=ServerSettings)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     log: LogSettings = field(default_factory=LogSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
 
@@ -159,9 +168,17 @@ def load(path: Path | None, **server: Any) -> Settings:
     """
     table: dict[str, Any] = {} if path is None else config.read(path)
     given = {name: value for name, value in server.items() if value is not None}
-    if given:
-        table["server"] = {**table.get("server", {}), **given}
-    return config.from_table(Settings, table, "the command line" if path is None else str(path))
+    in_file = table.get("server", {})
+    if given and isinstance(in_file, dict):
+        table["server"] = in_file | given
+    where = "the command line" if path is None else str(path)
+    found = config.from_table(Settings, table, where)
+    if given and found.server.unix_socket is not None:
+        raise ConfigError(
+            f"{where}: with unix_socket the daemon has no host and port; leave it out, or "
+            f"{', '.join(f'--{name}' for name in given)}"
+        )
+    return found
 
 
 def changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_sighup_reads_the_settings_again(demo_bundle: BundleFactory, config: Path) -> None:
     with started(demo_bundle("demo.null"), "--config", str(config)) as daemon:
-        assert (status(daemon, 2), status(daemon, 3)) == (200, 429)
+        assert (status(daemon, 2), status(daemon, 3)) == (200, 400)
         config.write_text("[server]\nmax_queue = 3\n")
         daemon.process.send_signal(signal.SIGHUP)
         wait_for(lambda: status(daemon, 3) == 200)
@@ -52,7 +53,7 @@ def test_sighup_reads_the_settings_again(demo_bundle: BundleFactory, config: Pat
             config.write_text(text)
             daemon.process.send_signal(signal.SIGHUP)
             time.sleep(0.3)
-            assert (status(daemon, 3), status(daemon, 4)) == (200, 429)
+            assert (status(daemon, 3), status(daemon, 4)) == (200, 400)
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait(30) == 0
 
@@ -80,6 +81,7 @@ def test_a_unix_socket(demo_bundle: BundleFactory, tmp_path: Path) -> None:
             assert path.stat().st_mode & 0o777 == 0o660
             process.terminate()
             assert process.wait(30) == 0
+            assert not path.exists()
         finally:
             process.kill()
 
@@ -194,3 +196,119 @@ def test_an_engine_that_computes_something_else_never_serves(
     assert "golden logits differ" in done.stderr
     assert "ready" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_client_that_does_not_come_to_its_end(demo_bundle: BundleFactory, config: Path) -> None:
+    """Neither half a head nor half a body holds a connection for ever."""
+    config.write_text("[server]\nslow_client_s = 0.5\n")
+    post = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    with started(demo_bundle("demo.null"), "--config", str(config)) as daemon:
+        for sent, answer in (
+            (b"", b""),
+            (post, b""),
+            (post + b"content-length: 100\r\n\r\n{", b"HTTP/1.1 408 "),
+        ):
+            address = ("127.0.0.1", daemon.port)
+            with socket.create_connection(address, timeout=30) as connection:
+                connection.sendall(sent)
+                received = b""
+                while piece := connection.recv(4096):
+                    received += piece
+                assert received.startswith(answer)
+                assert bool(received) == bool(answer)
+
+
+def test_stopped_while_it_loads(demo_bundle: BundleFactory) -> None:
+    slow = """
+import time
+from edge_rt.serve import daemon
+daemon.selfcheck.check = lambda *_: time.sleep(600)
+"""
+    port = free_port()
+    with run_changed(slow, demo_bundle("demo.null"), port) as process:
+        try:
+            daemon = Daemon(process, port)
+            wait_for(lambda: _health(daemon) == 503)
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "stopped while loading" in errors
+
+
+def test_told_twice_to_stop(demo_bundle: BundleFactory, config: Path) -> None:
+    """The second time it does not wait for what is being served."""
+    slow = """
+import time
+from edge_rt.runtime.null import NullRunner
+decode = NullRunner.decode
+def slowly(*arguments, **options):
+    time.sleep(0.05)
+    return decode(*arguments, **options)
+NullRunner.decode = slowly
+"""
+    port = free_port()
+    with run_changed(slow, demo_bundle("demo.null"), port) as process:
+        try:
+            daemon = Daemon(process, port)
+            wait_until_ready(daemon)
+            body = {"prompt": [1], "max_tokens": 500, "ignore_eos": True, "stream": True}
+            url = f"{daemon.url}/v1/completions"
+            with httpx.stream("POST", url, json=body, timeout=30) as answer:
+                events = answer.iter_lines()
+                next(events)
+                process.send_signal(signal.SIGTERM)
+                wait_for(lambda: _health(daemon) == 503)
+                process.send_signal(signal.SIGTERM)
+                assert any('"finish_reason":"cancelled"' in event for event in events)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "told to stop again: 1 requests are cancelled" in errors
+
+
+def _health(daemon: Daemon) -> int:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{daemon.url}/health", timeout=5).status_code
+    return 0
+
+
+def test_the_names_and_the_scheduler_of_the_settings(
+    demo_bundle: BundleFactory, config: Path
+) -> None:
+    config.write_text("[server]\nmodel_name = 'gpt-j'\n[scheduler]\nbatching_window_ms = 300.0\n")
+    with started(demo_bundle("demo.null"), "--config", str(config)) as daemon:
+        body = {"model": "gpt-j", "prompt": [1], "max_tokens": 1, "ignore_eos": True}
+        begun = time.monotonic()
+        assert httpx.post(f"{daemon.url}/v1/completions", json=body).json()["model"] == "gpt-j"
+        assert time.monotonic() - begun >= 0.3
+        assert 'edge_rt_num_requests_running{model_name="gpt-j"}' in (
+            httpx.get(f"{daemon.url}/metrics").text
+        )
+
+
+def test_a_fault_of_ours_is_answered_in_form(demo_bundle: BundleFactory) -> None:
+    breaks = """
+from edge_rt.serve.completions import Completions
+async def understand(*_):
+    1 / 0
+Completions.understand = understand
+"""
+    port = free_port()
+    with run_changed(breaks, demo_bundle("demo.null"), port) as process:
+        try:
+            daemon = Daemon(process, port)
+            wait_until_ready(daemon)
+            for _ in range(2):
+                answer = httpx.post(f"{daemon.url}/v1/completions", json={"prompt": [1]})
+                assert answer.status_code == 500
+                assert answer.json()["error"]["type"] == "server_error"
+            process.terminate()
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert errors.count("ZeroDivisionError") == 2
+    assert errors.count("edge_rt.request: status=500") == 2

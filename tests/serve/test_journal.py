@@ -41,7 +41,7 @@ def test_a_line_a_request(caplog: pytest.LogCaptureFixture, demo_checkpoint: Pat
     bodies = [
         {"prompt": "secret", "max_tokens": 5, "n": 2},
         {"prompt": "secret", "max_tokens": 3, "stream": True},
-        {"prompt": "secret", "max_tokens": 0},
+        {"prompt": "secret", "max_tokens": 10**6},
         {"prompt": 5},
     ]
     whole, stream, refused, malformed = lines(caplog, tokenizer, State(), *bodies)
@@ -104,3 +104,4 @@ def test_a_client_that_takes_nothing_is_dropped(
         )
     assert ended
     assert "status=499" in caplog.text
+    assert "finish=cancelled" in caplog.text

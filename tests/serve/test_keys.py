@@ -38,6 +38,7 @@ def keys(tmp_path: Path) -> Keys:
         key_file(
             tmp_path / "keys.toml",
             f'name = "one"\nsha256 = "{hashed("secret")}"',
+            f'name = "three"\nsha256 = "{hashed("schlüssel")}"',
             f'name = "two"\nsha256 = "{hashed("other")}"\npriority = "batch"\nmax_requests = 1',
         )
     )
@@ -46,6 +47,8 @@ def keys(tmp_path: Path) -> Keys:
 def test_a_key_is_found_by_its_header(keys: Keys) -> None:
     assert keys.find("Bearer secret") == ApiKey("one", hashed("secret"))
     assert keys.find("bearer  other") == ApiKey("two", hashed("other"), "batch", 1)
+    # A client sends its bytes as they are; the header is read as Latin-1.
+    assert keys.find("Bearer " + "schlüssel".encode().decode("latin-1")) is not None
     for wrong in (None, "", "secret", "Basic secret", "Bearer", "Bearer ", "Bearer Secret"):
         assert keys.find(wrong) is None
     assert keys.find(f"Bearer {hashed('secret')}") is None
@@ -90,10 +93,13 @@ def test_who_may_do_what(keys: Keys, demo_checkpoint: Path) -> None:
         assert (await client.get("/v1/models")).status_code == 401
         assert (await client.get("/health")).status_code == 200
         assert (await post("secret")).status_code == 200
-        too_many = await post("other", prompt=[[1], [2]])
-        assert (too_many.status_code, too_many.json()["error"]["code"]) == (429, "key_limit")
+        too_many = await post("other", prompt=[[1], [2]])  # however long it waited
+        assert too_many.status_code == 400
+        assert "2 prompts are more than the 1 that key 'two' may have" in too_many.text
         both = await asyncio.gather(post("other"), post("other"))
-        assert sorted(one.status_code for one in both) == [200, 429]
+        taken, refused = sorted(both, key=lambda one: one.status_code)
+        assert (taken.status_code, refused.status_code) == (200, 429)
+        assert refused.json()["error"]["code"] == "key_limit"
         assert (await post("other")).status_code == 200  # its place is free again
         document = (await client.get("/openapi.json")).json()
         assert document["paths"]["/v1/completions"]["post"]["security"] == [{"key": []}]

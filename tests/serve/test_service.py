@@ -126,19 +126,22 @@ def test_a_full_queue_and_a_server_that_is_not_ready(tokenizer: Tokenizer) -> No
     state = State(Settings(ServerSettings(max_queue=3)))
 
     async def use(client: httpx.AsyncClient) -> None:
-        several = {"prompt": [[1], [2], [3], [4]], "max_tokens": 2}
-        full = await client.post("/v1/completions", json=several)
-        assert (full.status_code, full.headers["retry-after"]) == (429, "1")
+        several = {"prompt": [[1], [2], [3]], "max_tokens": 2}
+        never = await client.post("/v1/completions", json=several | {"prompt": [[1]] * 4})
+        assert never.status_code == 400
+        assert "4 prompts are more than the 3 that the server takes" in never.text
+        both = [client.post("/v1/completions", json=several) for _ in range(2)]
+        fits, full = sorted(await asyncio.gather(*both), key=lambda one: one.status_code)
+        assert (fits.status_code, full.status_code, full.headers["retry-after"]) == (200, 429, "1")
         assert full.json()["error"]["code"] == "queue_full"
-        fits = await client.post("/v1/completions", json=several | {"prompt": [[1], [2], [3]]})
-        assert fits.status_code == 200
+        assert (await client.post("/v1/completions", json=several)).status_code == 200
         state.status = "loading"
         loading = await client.post("/v1/completions", json=several)
         assert (loading.status_code, loading.headers["retry-after"]) == (503, "5")
         assert (await client.get("/health")).status_code == 503
         assert (await client.get("/health/live")).status_code == 200
 
-    serve(NullRunner(LIMITS, NullOptions()), tokenizer, use, state)
+    serve(NullRunner(LIMITS, NullOptions(step_ms=5.0)), tokenizer, use, state)
 
 
 def test_a_request_that_takes_too_long_ends(tokenizer: Tokenizer) -> None:

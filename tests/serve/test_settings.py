@@ -41,11 +41,22 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         ("[cache]\nresponses = -1", "responses must be 0 to 1000000"),
         ("[sever]", "unknown key 'sever'; did you mean 'server'"),
         ("[server", "not valid TOML"),
+        ("server = 5", r"s\.toml: server: expected a table, found 5"),
+        ("[scheduler]\nageing_ms = -1", "ageing_ms must be 0 to"),
     ],
 )
 def test_faults_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(written(tmp_path / "s.toml", text))
+
+
+def test_a_port_beside_a_unix_socket(tmp_path: Path) -> None:
+    file = written(tmp_path / "s.toml", '[server]\nunix_socket = "s"')
+    assert load(file).server.unix_socket == "s"
+    with pytest.raises(ConfigError, match=r"has no host and port; leave it out, or --port"):
+        load(file, port=1)
+    with pytest.raises(ConfigError, match=r"s\.toml: server: expected a table"):
+        load(written(tmp_path / "s.toml", "server = 5"), port=1)
 
 
 @pytest.mark.parametrize(
