@@ -90,6 +90,27 @@ def test_sigterm_lets_streams_end(slow: Path) -> None:
         assert daemon.process.wait(30) == 0
 
 
+def test_health_answers_while_long_prompts_are_read(daemon: Daemon) -> None:
+    """ik_llama.cpp #1210: a prompt blocked it. The limit, 100 ms, is measured elsewhere."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        body = {"prompt": [[token] * 500 for token in range(1, 17)], "max_tokens": 1}
+        assert httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=300).is_success
+        ended.set()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    during = 0
+    with httpx.Client(base_url=daemon.url, timeout=1.0) as client:
+        while not ended.is_set():
+            assert client.get("/health").json() == {"status": "ready"}
+            page = client.get("/metrics").text
+            during += 'edge_rt_num_requests_running{model_name="demo.cpu"} 0.0' not in page
+    asking.join()
+    assert during > 3
+
+
 @pytest.fixture(scope="module")
 def tokenizer(demo_checkpoint: Path) -> Tokenizer:
     return Tokenizer.load(demo_checkpoint)
