@@ -57,7 +57,7 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     # Ours, as vLLM calls them.
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = False
