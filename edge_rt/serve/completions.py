@@ -178,14 +178,16 @@ class Completions:
             for place in range(len(tickets))
         ]
         is_plain = call.body.logprobs is None
-        while any(ticket.open_rows for ticket in tickets):
+        mailbox, unread = tickets[0].mailbox, sum(ticket.request.rows for ticket in tickets)
+        while unread:  # not ticket.open_rows: a row may have ended that is not read to its end
             events = []
-            for ticket, (choice, text, tokens, finish) in await tickets[0].mailbox.take():
+            for ticket, (choice, text, tokens, finish) in await mailbox.take():
                 row, place = choice.row, ticket.place
                 if finish is None and is_plain:
                     before, after = frames[place][row]
                     events.append(b"".join((before, _encode(text), after)))
                     continue
+                unread -= finish is not None
                 if finish is FinishReason.ERROR:
                     events.append(_sse(error_body(500, choice.message, "engine_error")))
                     continue

@@ -22,6 +22,7 @@ from edge_rt.serve.keys import ApiKey
 from edge_rt.serve.settings import ServerSettings
 from edge_rt.serve.state import State
 
+GONE = 499  # as nginx has it: the client has closed the request
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -36,6 +37,10 @@ class _Active:
     sending_since_ns: int | None = None
     charged: int = 0  # of its key's requests
     kept: schema.Completion | None = None  # the answer, if the cache had it
+
+
+class ClientGone(Exception):  # noqa: N818 - nobody has erred
+    """Before the whole of its request was here."""
 
 
 class CompletionsEndpoint:
@@ -76,6 +81,9 @@ class CompletionsEndpoint:
             active.entry.status = refusal.status
             await refusal.response()(scope, receive, send)
             return
+        except ClientGone:
+            active.entry.status = GONE
+            return
         completions = self._state.completions
         assert completions is not None
         active.answer = asyncio.ensure_future(self._answer(active, scope, receive, send))
@@ -86,7 +94,7 @@ class CompletionsEndpoint:
                 active.answer.result()
         finally:
             if not active.answer.done() or active.answer.cancelled():
-                active.entry.status = 499  # as nginx has it: the client has closed the request
+                active.entry.status = GONE
             completions.cancel(active.tickets)
             for task in (active.answer, gone):
                 task.cancel()
@@ -194,7 +202,7 @@ def parse(body: bytes) -> schema.CompletionRequest:
 
 
 async def read(receive: Receive, settings: ServerSettings) -> bytes:
-    """A request's body; Refusal if it is too long or too slow, or its client has gone."""
+    """A request's body; Refusal if it is too long or too slow, ClientGone if no more comes."""
     parts, size, limit = [], 0, settings.max_body_bytes
     end_s = time.monotonic() + settings.timeout_s
     while True:
@@ -205,7 +213,7 @@ async def read(receive: Receive, settings: ServerSettings) -> bytes:
             headers = {"connection": "close"}
             raise Refusal(408, "the body does not come to its end", headers=headers) from None
         if message["type"] == "http.disconnect":
-            raise Refusal(400, "the client has gone")
+            raise ClientGone
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > limit:

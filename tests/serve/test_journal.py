@@ -105,3 +105,26 @@ def test_a_client_that_takes_nothing_is_dropped(
     assert ended
     assert "status=499" in caplog.text
     assert "finish=cancelled" in caplog.text
+
+
+def test_a_client_that_leaves_in_its_body(
+    demo_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = iter(
+        [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    )
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        pytest.fail(f"nobody is there to take {message}")
+
+    async def use(_client: httpx.AsyncClient) -> None:
+        scope = {"type": "http", "headers": [], "method": "POST", "path": "/v1/completions"}
+        await CompletionsEndpoint(state)(scope, receive, send)
+
+    state = State()
+    with caplog.at_level(logging.INFO, "edge_rt.request"):
+        serve(NullRunner(LIMITS, NullOptions()), Tokenizer.load(demo_checkpoint), use, state)
+    assert "status=499" in caplog.text
