@@ -181,6 +181,7 @@ def soak(daemon: Daemon, clients: int, seconds: float) -> dict[str, Any]:
         "ttft_ms": percentiles_ms(seen.ttft_s),
         "health_ms": percentiles_ms(watch.health_s),
         "rss_mb": {"start": watch.rss_mb[0][1], "end": rss_mb},
+        "rss_mb_by_minute": [round(mb, 1) for _, mb in watch.rss_mb[::60]],
         "rss_slope_mb_per_min": watch.slope_mb_per_min(),
         "open_files": {"before": descriptors, "after": settled},
         "daemon_cpu_cores": cpu_s / seconds,

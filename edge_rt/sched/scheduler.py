@@ -13,7 +13,6 @@ fits when it is alone: so there is always one that moves.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections.abc import Iterator
 
 from edge_rt.core import (
@@ -30,6 +29,7 @@ from edge_rt.core import (
 )
 from edge_rt.errors import RequestError
 from edge_rt.sched import admission
+from edge_rt.sched.deadlines import Deadlines
 from edge_rt.sched.pages import PagePool
 from edge_rt.sched.queue import Queue, SchedulerOptions
 from edge_rt.sched.rows import Live, Row
@@ -57,7 +57,7 @@ class Scheduler:
         self._prefilling: dict[Row, None] = {}
         self._decoding: dict[Row, None] = {}
         self._copies: list[PageCopy] = []
-        self._deadlines: list[tuple[int, str]] = []
+        self._deadlines = Deadlines(self._live)
         self._outstanding: tuple[Batch, list[Row], list[Row]] | None = None
         self._ending: dict[Row, FinishReason] = {}  # once the outstanding batch is back
         self._arrivals = 0
@@ -99,8 +99,8 @@ class Scheduler:
         live = self._queue.first(self._now_ns)
         if live is None:
             return None
-        window_ns = live.arrived_ns + self._window_ns
-        return min(window_ns, self._deadlines[0][0]) if self._deadlines else window_ns
+        window_ns, first_ns = live.arrived_ns + self._window_ns, self._deadlines.first_ns
+        return window_ns if first_ns is None else min(window_ns, first_ns)
 
     def validate(self, request: Request) -> None:
         """Raise RequestError if this request can never be served; safe from any thread."""
@@ -118,7 +118,7 @@ class Scheduler:
         self._live[request.id] = live
         self._queue.push(live)
         if request.deadline_ns is not None:
-            heapq.heappush(self._deadlines, (request.deadline_ns, request.id))
+            self._deadlines.add(request.deadline_ns, request.id)
 
     def cancel(
         self,
@@ -155,8 +155,7 @@ class Scheduler:
         self._advance_clock(now_ns)
         assert self._outstanding is None
         events = []
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, request_id = heapq.heappop(self._deadlines)
+        for request_id in self._deadlines.passed(now_ns):
             live = self._live.get(request_id)
             deadline_ns = live.request.deadline_ns if live else None
             # The id may be another request's by now.
