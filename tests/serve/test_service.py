@@ -199,6 +199,23 @@ def test_a_thread_that_dies_is_noticed(tokenizer: Tokenizer) -> None:
     asyncio.run(run())
 
 
+def test_a_stream_whose_requests_end_before_it_is_read_is_whole(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        front = Front(Loop(NullRunner(LIMITS, NullOptions())), tokenizer)
+        completions = Completions(front, tokenizer, "model", None)
+        front.start()
+        body = CompletionRequest(prompt=[[1], [2]], max_tokens=3, stream=True)
+        call = await completions.understand(body, ServerSettings(), None)
+        tickets = completions.submit(call)
+        while front.alive:
+            await asyncio.sleep(0.01)
+        events = b"".join([part async for part in completions.stream(call, tickets)])
+        assert events.count(b'"index":0') == events.count(b'"index":1') == 3
+        await front.stop()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("of_body", "of_key", "expected"),
     [
