@@ -29,6 +29,9 @@ def listen(server: ServerSettings) -> tuple[socket.socket, str]:
             f"choose another with --host or --port"
         ) from error
     bound.set_inheritable(False)
+    # Else a first token waits for the client to acknowledge the head, 40 ms: asyncio asks for this
+    # only where a socket names its protocol. What is accepted inherits it.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     port = bound.getsockname()[1]
     host = f"[{server.host}]" if ":" in server.host else server.host
     return bound, f"http://{host}:{port}"
