@@ -28,9 +28,15 @@ def poisson(
     prompts: Sequence[Prompt], max_tokens: Sequence[int], rate_per_s: float, seed: int
 ) -> list[Arrival]:
     """One arrival for each prompt, `rate_per_s` on average."""
-    waits_s = np.random.default_rng(seed).exponential(1 / rate_per_s, len(prompts))
-    at_ns = (np.cumsum(waits_s) * 1e9).astype(np.int64).tolist()
+    at_ns = poisson_ns(len(prompts), rate_per_s, seed)
     return [Arrival(*one) for one in zip(at_ns, prompts, max_tokens, strict=True)]
+
+
+def poisson_ns(count: int, rate_per_s: float, seed: int) -> list[int]:
+    """When `count` requests are due, in nanoseconds after the start."""
+    waits_s = np.random.default_rng(seed).exponential(1 / rate_per_s, count)
+    at_ns: list[int] = (np.cumsum(waits_s) * 1e9).astype(np.int64).tolist()
+    return at_ns
 
 
 def serve(loop: Loop, arrivals: Sequence[Arrival], static_batch: int | None = None) -> Run:

@@ -6,9 +6,12 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from edge_rt.bench.report import MIN_SAMPLES
 from edge_rt.bench.timer import Prompt
+
+T = TypeVar("T")
 
 _OFFLINE_SLACK = 1.1  # LoadGen's own, so that both timers hand in as many samples
 
@@ -29,7 +32,7 @@ class Extent:
                 return
             yield prompt
 
-    def offline(self, prompts: Sequence[Prompt], samples_per_s: float) -> list[Prompt]:
+    def offline(self, prompts: Sequence[T], samples_per_s: float) -> list[T]:
         """`prompts` over and over: as many as last `duration_s` at `samples_per_s`, and a tenth."""
         lasting = int(_OFFLINE_SLACK * self.duration_s * samples_per_s)
         return list(itertools.islice(itertools.cycle(prompts), max(self.samples, lasting)))

@@ -12,21 +12,21 @@ that has written to it (TlsLogger), and its next run follows that of a thread wh
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from edge_rt.bench.extent import Extent
+from edge_rt.bench.signals import signals_held
 from edge_rt.bench.timer import OnEnd, Prompt, Run, Timing, request
 from edge_rt.core import FinishReason, TokenEvent
 from edge_rt.errors import EngineError, MissingLibraryError
 from edge_rt.loop import Loop
+
+Issue = Callable[[Sequence[Any]], None]
 
 
 def library() -> ModuleType:
@@ -55,7 +55,7 @@ def single_stream(
     request fails, OSError if the files cannot be written.
     """
     lg = library()
-    settings = _settings(lg, extent, max_tokens)
+    settings = common_settings(lg, extent, max_tokens)
     settings.scenario = lg.TestScenario.SingleStream
     settings.single_stream_expected_latency_ns = max(1, round(expected_latency_s * 1e9))
     traffic = _Traffic(lg, loop, prompts, max_tokens, on_end)
@@ -75,13 +75,14 @@ def offline(
 ) -> Run:
     """All requests at once, as many as `expected_samples_per_s` asks for; else as single_stream."""
     lg = library()
-    settings = _settings(lg, extent, max_tokens)
+    settings = common_settings(lg, extent, max_tokens)
     settings.scenario = lg.TestScenario.Offline
     settings.offline_expected_qps = expected_samples_per_s
     return _run(_Traffic(lg, loop, prompts, max_tokens, on_end), settings, logs)
 
 
-def _settings(lg: ModuleType, extent: Extent, max_tokens: int) -> Any:
+def common_settings(lg: ModuleType, extent: Extent, max_tokens: int) -> Any:
+    """What all scenarios have."""
     settings = lg.TestSettings()
     settings.mode = lg.TestMode.PerformanceOnly
     settings.min_query_count = extent.samples
@@ -200,8 +201,8 @@ class _Sample:
 
 def _run(traffic: _Traffic, settings: Any, logs: Path) -> Run:
     logs.mkdir(parents=True, exist_ok=True)  # else LoadGen has one line for stderr and no result
-    with _signals_held(traffic.stop):
-        _start_test(traffic, settings, logs)
+    with signals_held(traffic.stop):
+        start_test(traffic.lg, traffic.issue, len(traffic.prompts), settings, logs)
     if traffic.failure is not None:
         raise traffic.failure
     timings = traffic.timings
@@ -211,16 +212,17 @@ def _run(traffic: _Traffic, settings: Any, logs: Path) -> Run:
     return Run(tuple(timings), wall_ns)
 
 
-def _start_test(traffic: _Traffic, settings: Any, logs: Path) -> None:
-    """From the first query to LoadGen's files."""
-    lg, count = traffic.lg, len(traffic.prompts)
+def start_test(
+    lg: ModuleType, issue: Issue, count: int, settings: Any, logs: Path, *, trace: bool = False
+) -> None:
+    """From the first query of `count` prompts to LoadGen's files, a trace of it all among them."""
     output = lg.LogOutputSettings()
     output.outdir = str(logs)
     output.copy_summary_to_stdout = False
     log_settings = lg.LogSettings()
     log_settings.log_output = output
-    log_settings.enable_trace = False
-    sut = lg.ConstructSUT(traffic.issue, _ignore)
+    log_settings.enable_trace = trace
+    sut = lg.ConstructSUT(issue, _ignore)
     qsl = lg.ConstructQSL(count, count, _ignore, _ignore)
     try:
         lg.StartTestWithLogSettings(sut, qsl, settings, log_settings)
@@ -231,39 +233,3 @@ def _start_test(traffic: _Traffic, settings: Any, logs: Path) -> None:
 
 def _ignore(*_arguments: Any) -> None:
     """LoadGen flushes, and loads and unloads samples: the prompts are in memory anyway."""
-
-
-@contextmanager
-def _signals_held(stop: Callable[[], None]) -> Iterator[None]:
-    """Let an interrupt `stop` the work, and pass it on when the block has been left.
-
-    As an exception it could come between two calls that belong together. A second signal finds its
-    old handler.
-    """
-    old: dict[int, Any] = {}
-    came: list[int] = []
-
-    def restore() -> None:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-        old.clear()
-
-    def hold(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
-        restore()
-        stop()
-
-    if threading.current_thread() is threading.main_thread():  # no other gets signals
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(number)
-            if callable(handler):  # neither ignored nor deadly
-                old[number] = handler
-                signal.signal(number, hold)
-    try:
-        yield
-    finally:
-        restore()
-        if came:
-            signal.raise_signal(came[0])
-            # By a handler that returns; the work was cut short all the same.
-            raise KeyboardInterrupt

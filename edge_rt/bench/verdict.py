@@ -24,6 +24,7 @@ TOLERANCE = 0.02  # of LoadGen's value
 TOLERANCE_MS = 1.0  # or that much, whichever is more
 
 _LINE = ":::MLLOG "
+_MORE = re.compile("Need to process|Would need to run")  # queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,16 @@ class Verdict:
         queries: int = self.values["result_query_count"]
         per_query: int = self.values["generated_samples_per_query"]
         return queries * per_query
+
+    def table(self, logs: Path) -> dict[str, Any]:
+        """For reports; `logs` is where LoadGen's files are."""
+        return {
+            "version": self.version,
+            "valid": self.valid,
+            "reasons": list(self.reasons),
+            "expected_qps": self.values.get("effective_target_qps"),
+            "logs": str(logs),
+        }
 
     def warnings(self) -> list[str]:
         """Why LoadGen would not let the result stand."""
@@ -83,9 +94,11 @@ def _reasons(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"it took less than {least_s:g} s. {values.get('result_invalid_reason', '')}".strip()
     if not values.get("result_min_queries_met", True):
         yield "fewer queries were issued than it asks for"
+    if not values.get("result_perf_constraints_met", True):
+        yield "too many queries took longer than the limits"
     if not values.get("early_stopping_met", True):
         found = [str(text) for key, text in values.items() if key.startswith("early_stopping_")]
-        yield from {_sentences(text) for text in found if "Need to process" in text}
+        yield from {_sentences(text) for text in found if _MORE.search(text)}
 
 
 def _sentences(text: str) -> str:
@@ -139,9 +152,15 @@ def _rates(run: Run) -> list[tuple[str, str, float]]:
             sum(len(t.token_ns) for t in timings) / wall_s,
         ),
     ]
+    rates += [  # the server scenario's
+        ("completed samples/s", "result_completed_samples_per_sec", (len(timings) - 1) / wall_s),
+        ("completed tokens/s", "result_completed_tokens_per_second", rates[1][2]),
+    ]
     issuing_s = (timings[-1].submitted_ns - timings[0].submitted_ns) * 1e-9
     if issuing_s > 0:  # one query or more at a time; LoadGen counts from the first to the last
-        rates.append(
-            ("queries/s", "result_qps_with_loadgen_overhead", (len(timings) - 1) / issuing_s)
-        )
+        per_s = (len(timings) - 1) / issuing_s
+        rates += [
+            ("queries/s", "result_qps_with_loadgen_overhead", per_s),
+            ("scheduled samples/s", "result_scheduled_samples_per_sec", per_s),
+        ]
     return rates

@@ -14,13 +14,8 @@ def held_out_prompts(
     tokenizer: Tokenizer, samples: int, prompt_tokens: int
 ) -> list[tuple[int, ...]]:
     """`samples` prompts of `prompt_tokens` tokens, evenly spread over the held-out text."""
-    text = (recipes.data_dir("calib") / HELD_OUT_TEXT).read_text(encoding="utf-8")
-    stride = len(text) // samples
     prompts = []
-    if stride == 0:
-        raise ConfigError(f"the held-out text has no {samples} passages; ask for fewer samples")
-    for start in range(0, samples * stride, stride):
-        passage = text[start : start + prompt_tokens * _PASSAGE_CHARACTERS]
+    for passage in _passages(samples, prompt_tokens * _PASSAGE_CHARACTERS):
         tokens = tokenizer.encode(passage)[:prompt_tokens]
         if len(tokens) < prompt_tokens:
             raise ConfigError(
@@ -29,3 +24,23 @@ def held_out_prompts(
             )
         prompts.append(tuple(tokens))
     return prompts
+
+
+def held_out_texts(samples: int, characters: int) -> list[str]:
+    """`samples` prompts of `characters` characters, evenly spread over the held-out text."""
+    texts = _passages(samples, characters)
+    if len(texts[-1]) < characters:
+        raise ConfigError(
+            f"the held-out text is too short for {samples} prompts of {characters} characters; "
+            f"ask for fewer or shorter ones"
+        )
+    return texts
+
+
+def _passages(samples: int, characters: int) -> list[str]:
+    text = (recipes.data_dir("calib") / HELD_OUT_TEXT).read_text(encoding="utf-8")
+    stride = len(text) // samples
+    if stride == 0:
+        raise ConfigError(f"the held-out text has no {samples} passages; ask for fewer samples")
+    starts = range(0, samples * stride, stride)
+    return [text[start : start + characters] for start in starts]

@@ -36,6 +36,7 @@ from edge_rt.errors import ConfigError, EdgeRTError, MissingLibraryError
 
 # Libraries that a command may miss, and the extra that brings each.
 _EXTRAS = {
+    "aiohttp": "bench",
     "onnx": "ort",
     "onnxruntime": "ort",
     "msgspec": "serve",

@@ -1,16 +1,16 @@
-"""`edge-rt bench`: latency and throughput of a bundle."""
+"""`edge-rt bench`: latency and throughput of a bundle, or of a daemon that serves one."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.cli.cache import cache_dir
+from edge_rt.cli import bench_server
+from edge_rt.cli.cache import loadgen_logs
 from edge_rt.cli.output import Commands, add_command, can_write, finish, positive, say
 from edge_rt.errors import ConfigError, MissingLibraryError
 
@@ -31,8 +31,13 @@ TIMERS = ("auto", "loadgen", "own")
 def add_parser(commands: Commands) -> None:
     """Describe the command."""
     parser = add_command(commands, "bench", "Measure a bundle's latency or throughput.", run)
-    parser.add_argument("scenario", choices=SCENARIOS)
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("scenario", choices=(*SCENARIOS, bench_server.NAME))
+    parser.add_argument(
+        "target",
+        metavar="BUNDLE",
+        help="server takes a running daemon's URL too (http://127.0.0.1:8000, unix:/path/to.sock); "
+        "given a BUNDLE it starts a daemon for as long as it measures",
+    )
     for option, default, what in (
         ("--samples", None, "requests (default 64, or what 10 s take if that is more)"),
         ("--prompt-tokens", DEFAULT_PROMPT_TOKENS, "tokens of each prompt (default %(default)s)"),
@@ -54,6 +59,7 @@ def add_parser(commands: Commands) -> None:
         default="auto",
         help="MLPerf's LoadGen, or edge_rt's own timer; auto takes LoadGen if it is installed",
     )
+    bench_server.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -62,24 +68,44 @@ def run(options: argparse.Namespace) -> int:
     timer, note = choose_timer(options.timer)
     if note is not None:
         say(options, note)
-    result = measure(
-        options.scenario,
-        options.bundle,
-        samples=options.samples,
-        prompt_tokens=options.prompt_tokens,
-        max_tokens=options.max_tokens,
-        timer=timer,
-        logs=options.logs,
-        plot=options.plot,
-    )
+    if options.scenario == bench_server.NAME:
+        result = _measure_server(options, timer)
+    else:
+        result = measure(
+            options.scenario,
+            Path(options.target),
+            samples=options.samples,
+            prompt_tokens=options.prompt_tokens,
+            max_tokens=options.max_tokens,
+            timer=timer,
+            logs=options.logs,
+            plot=options.plot,
+        )
     for line in lines(result):
         say(options, line)
     finish(options, result | ({} if note is None else {"timer_note": note}))
     return 0
 
 
+def _measure_server(options: argparse.Namespace, timer: str) -> dict[str, Any]:
+    from edge_rt.bench import extent
+
+    return bench_server.measure(
+        options.target,
+        prompts=options.samples or PROMPTS,
+        extent=extent.DEFAULT if options.samples is None else extent.Extent(options.samples),
+        prompt_tokens=options.prompt_tokens,
+        max_tokens=options.max_tokens,
+        timer=timer,
+        rate_per_s=options.rate,
+        key=bench_server.api_key(options.api_key_file),
+        logs=options.logs,
+    )
+
+
 def check(options: argparse.Namespace) -> None:
     """What would fail after the work fails before it."""
+    bench_server.check(options)
     if options.logs is not None:
         if options.timer == "own":
             raise ConfigError("--logs is for LoadGen's files; --timer own writes none")
@@ -180,24 +206,11 @@ def _time(
         if timer == "own":
             timed = job.by_own_timer(loop, progress.update)
             return timed, {}, job.shortfall(timed)
-        directory = _fresh_logs(job.name) if logs is None else logs
+        directory = loadgen_logs(job.name) if logs is None else logs
         timed = job.by_loadgen(loop, directory, progress.update)
     said = verdict.read(directory)
-    table = {
-        "version": said.version,
-        "valid": said.valid,
-        "reasons": list(said.reasons),
-        "expected_qps": said.values.get("effective_target_qps"),
-        "logs": str(directory),
-    }
-    return timed, {"loadgen": table}, [*said.warnings(), *verdict.disagreements(said, timed)]
-
-
-def _fresh_logs(name: str) -> Path:
-    parent = cache_dir() / "loadgen"
-    parent.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    return Path(tempfile.mkdtemp(prefix=f"{now}-{name}-", dir=parent))
+    table = {"loadgen": said.table(directory)}
+    return timed, table, [*said.warnings(), *verdict.disagreements(said, timed)]
 
 
 def _over_batches(job: Scenario, loop: Loop, steps: Steps, bundle: Bundle) -> dict[str, Any]:
@@ -261,14 +274,19 @@ def _timer(result: dict[str, Any]) -> str:
     return f"LoadGen {said['version']}, {'VALID' if said['valid'] else 'INVALID'}"
 
 
+def _heading(result: dict[str, Any]) -> str:
+    return (
+        f"{result['scenario']}, engine {result['engine']}: {result['samples']} requests of "
+        f"{result['prompt_tokens']} + {result['max_tokens']} tokens in "
+        f"{result['duration_s']:.1f} s"
+    )
+
+
 def lines(result: dict[str, Any]) -> list[str]:
     """The result for people."""
+    heading = bench_server.heading if result["scenario"] == bench_server.NAME else _heading
     text = [
-        (
-            f"{result['scenario']}, engine {result['engine']}: {result['samples']} requests of "
-            f"{result['prompt_tokens']} + {result['max_tokens']} tokens in "
-            f"{result['duration_s']:.1f} s"
-        ),
+        heading(result),
         (
             f"  latency     p50 {result['latency_ms_p50']:.1f} ms   "
             f"p90 {result['latency_ms_p90']:.1f} ms   p99 {result['latency_ms_p99']:.1f} ms"

@@ -1,0 +1,71 @@
+"""A daemon of our own for one measurement."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge_rt.bench.client import Address
+from edge_rt.errors import EngineError
+
+START_S, END_S = 600.0, 40.0  # a large engine loads for minutes; drain_s is 30
+
+
+@contextmanager
+def started(bundle: Path) -> Iterator[Address]:
+    """`edge-rt serve` on a bundle at a free port of 127.0.0.1 until the block is left.
+
+    EngineError if it does not start, or ends within the block.
+    """
+    command = [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(bundle), "--port", "0"]
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "log"
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(  # noqa: S603 - ourselves
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C is ours, and ends it in its turn
+            )
+        try:
+            yield _wait(process, log)
+        except EngineError as error:
+            if process.poll() is None:
+                raise
+            raise EngineError(
+                f"{error}; the daemon has ended with {process.returncode}; it said last: "
+                f"{_last(log)}"
+            ) from error
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(END_S)
+            finally:
+                process.kill()
+                process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path) -> Address:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        said = log.read_text(encoding="utf-8", errors="replace")
+        ready = re.search(r" ready: .* at (http://127\.0\.0\.1:\d+)$", said, re.MULTILINE)
+        if ready is not None:
+            return Address(ready[1])
+        if process.poll() is not None:
+            raise EngineError("the daemon did not start")
+        time.sleep(0.05)
+    raise EngineError(f"the daemon was not ready after {START_S:g} s")
+
+
+def _last(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing"
