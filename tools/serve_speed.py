@@ -3,8 +3,8 @@
     python tools/serve_speed.py NULL_BUNDLE --prefill CPU_BUNDLE --json serve_speed.json
 
 Streams of the null engine, which takes no time: what is measured is the scheduler, detokenizer,
-stop check, usage, metrics, HTTP and this client, which counts events, one a token. /health is asked by
-another process, on a connection of its own each time: while nothing runs, under the streams, and
+stop check, usage, metrics, HTTP and this client, which counts events, one a token. /health is asked
+by another process, on a connection of its own each time: while nothing runs, under the streams, and
 while CPU_BUNDLE's engine reads long prompts.
 """
 
