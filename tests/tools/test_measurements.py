@@ -72,6 +72,19 @@ def test_cpu_settings(
     assert all(one["tokens_per_s"] > 0 for one in found["chunks"])
 
 
+def test_serve_speed(tool: Tool, run: Run, demo_bundle: BundleFactory) -> None:
+    bundles = str(demo_bundle("demo.null")), "--prefill", str(demo_bundle("demo.cpu"))
+    found = run(tool("serve_speed"), *bundles, "--tokens", "50", "--seconds", "1")
+    streams = found["streams"]
+    assert streams["tokens_per_s_worst"] <= streams["tokens_per_s"] <= streams["tokens_per_s_best"]
+    assert streams["daemon_cpu_us_per_token"] > streams["client_cpu_us_per_token"] > 0
+    assert found["under_streams"]["tokens_per_s"] > 0
+    assert found["under_prefill"]["prompt_tokens_per_s"] > 0
+    for name in ("idle", "under_streams", "under_prefill"):
+        assert 0 < found[name]["health_ms_p50"] <= found[name]["health_ms_p99"]
+        assert found[name]["health_answers"] > 3
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "code", "message"),
     [
@@ -79,6 +92,7 @@ def test_cpu_settings(
         ("batching", ["/nope", "--samples", "0"], 2, "'0' is not a whole number of 1 or more"),
         ("batching", ["/nope", "--load", "0"], 2, "0 is not more than 0 and at most 1"),
         ("cpu_settings", ["/nope"], 1, "/nope"),
+        ("serve_speed", ["/nope"], 1, "/nope"),
         ("loop_cost", ["--json", "/nope/x"], 2, "'/nope/x' cannot be written"),
     ],
 )
