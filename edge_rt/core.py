@@ -177,8 +177,8 @@ class TokenEvent(NamedTuple):
 
     `is_last` stands on exactly one event of a request: the end of its last row. `token` is None on
     an end that brings no token (a stop token is not text; cancellation; error). `message` says what
-    happened when `finish` is ERROR. `queued_ns` is how long the request waited to be let in first;
-    an event with `finish` has it, unless the request never was.
+    happened when `finish` is ERROR. `admitted_ns` is when the request was first let in; an event
+    with `finish` has it, unless the request never was.
     """
 
     request_id: str
@@ -187,14 +187,14 @@ class TokenEvent(NamedTuple):
     row: int = 0
     is_last: bool = False
     message: str = ""
-    queued_ns: int | None = None
+    admitted_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
     """What one step did and how long it took; telemetry and the power governor read it.
 
-    A step that failed counts no tokens.
+    A step that `failed` counts no tokens and no time.
     """
 
     started_ns: int
@@ -203,6 +203,7 @@ class StepStats:
     prefill_ns: int
     decode_ns: int
     sampled_tokens: int
+    failed: bool = False
 
 
 class Load(NamedTuple):

@@ -104,7 +104,7 @@ class Loop:
         self._inbox.put(self._stop)
 
     def step(self) -> StepStats | None:
-        """Do one step; None if there was nothing to do. A step that failed counts no tokens."""
+        """Do one step; None if there was nothing to do."""
         self._drain_inbox()
         started_ns = time.monotonic_ns()
         self._deliver(self._scheduler.expire(started_ns))
@@ -118,11 +118,11 @@ class Loop:
             result, stats = _run(self._runner, batch, started_ns)
         except EngineError as error:
             logger.error("the engine failed in a step of %d tokens: %s", batch.tokens, error)
-            stats = StepStats(started_ns, 0, 0, 0, 0, 0)
+            stats = StepStats(started_ns, 0, 0, 0, 0, 0, failed=True)
             events = self._scheduler.fail(str(error), time.monotonic_ns())
         except Exception as error:  # whatever an engine raises, the requests outside it live on
             logger.exception("the engine failed in a step of %d tokens", batch.tokens)
-            stats = StepStats(started_ns, 0, 0, 0, 0, 0)
+            stats = StepStats(started_ns, 0, 0, 0, 0, 0, failed=True)
             events = self._scheduler.fail(f"{type(error).__name__}: {error}", time.monotonic_ns())
         except BaseException:  # an interrupt: the step is lost, its requests still end
             self._deliver(self._scheduler.fail("interrupted", time.monotonic_ns()))

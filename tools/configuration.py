@@ -39,8 +39,8 @@ directory that the daemon is started in. An unknown key, a wrong type or a value
 ends the start with exit code 2 and a line that says where and what the fault is.
 
 On the command line {overrides},
-at the start and whenever SIGHUP reads the file again. With `unix_socket` the daemon listens at
-nothing else, whatever they say. *Changes at* says what it takes for a new value to hold.
+at the start and whenever SIGHUP reads the file again. `unix_socket` goes with neither: the start
+fails. *Changes at* says what it takes for a new value to hold.
 
 {settings}
 ## Example

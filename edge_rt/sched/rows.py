@@ -75,15 +75,15 @@ class Live:
     number: int
     arrived_ns: int
     rows: list[Row] = field(default_factory=list)
-    queued_ns: int | None = None  # until it was let in first
+    admitted_ns: int | None = None  # first
 
     def __lt__(self, other: Live) -> bool:
         return self.number < other.number
 
     def admit(self, now_ns: int) -> None:
         """Let in; again, if it has given way."""
-        if self.queued_ns is None:
-            self.queued_ns = now_ns - self.arrived_ns
+        if self.admitted_ns is None:
+            self.admitted_ns = now_ns
 
     @property
     def is_fresh(self) -> bool:

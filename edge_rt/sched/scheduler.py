@@ -396,4 +396,4 @@ class Scheduler:
             else:
                 del self._running[live]
         is_last, request_id = not live.rows, live.request.id
-        return TokenEvent(request_id, token, finish, row.index, is_last, message, live.queued_ns)
+        return TokenEvent(request_id, token, finish, row.index, is_last, message, live.admitted_ns)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,7 +16,7 @@ from edge_rt.serve import openapi, schema
 from edge_rt.serve.completions import check_model
 from edge_rt.serve.endpoint import CompletionsEndpoint, authorized
 from edge_rt.serve.errors import Refusal
-from edge_rt.serve.state import State
+from edge_rt.serve.state import State, Status
 from edge_rt.telemetry.prometheus import Exposition
 
 
@@ -26,6 +28,7 @@ class Pages:
         self._exposition = Exposition(
             state.metrics,
             state.model,
+            get_args(Status),
             status=lambda: state.status,
             engine=lambda: None if state.front is None else state.front.engine,
         )
@@ -94,14 +97,14 @@ class Pages:
         return Refusal(500, f"the server failed: {type(error).__name__}").response()
 
 
-def make_app(state: State) -> tuple[Starlette, CompletionsEndpoint]:
-    """The application around a state that the daemon moves on, and its endpoint of completions."""
-    completions, pages = CompletionsEndpoint(state), Pages(state)
+def make_app(state: State) -> Starlette:
+    """The application around a state that the daemon moves on."""
+    pages = Pages(state)
     app = Starlette(
         routes=[
-            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/completions", CompletionsEndpoint(state), methods=["POST"]),
             Route("/v1/models", pages.models),
-            Route("/v1/models/{name}", pages.model),
+            Route("/v1/models/{name:path}", pages.model),
             Route("/health", pages.ready),
             Route("/health/live", pages.live),
             Route("/health/ready", pages.ready),
@@ -117,7 +120,7 @@ def make_app(state: State) -> tuple[Starlette, CompletionsEndpoint]:
         },
     )
     app.router.redirect_slashes = False  # a redirected POST is a trap
-    return app, completions
+    return app
 
 
 def _json(content: object, status: int = 200) -> Response:

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from edge_rt.serve import settings as config
 from edge_rt.serve.app import make_app
 from edge_rt.serve.cache import ResponseCache
 from edge_rt.serve.completions import Completions
-from edge_rt.serve.endpoint import CompletionsEndpoint
+from edge_rt.serve.connections import Connections
 from edge_rt.serve.front import Front
 from edge_rt.serve.journal import JournalFormatter
 from edge_rt.serve.keys import Keys
@@ -43,24 +42,10 @@ TICK_S = 1.0
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: the daemon has its own."""
 
-    _waiting_since_s: dict[Any, float] = {}  # noqa: RUF012 - replaced, never changed
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Nothing."""
         yield
-
-    def drop_slow_clients(self, limit_s: float) -> None:
-        """Close connections on which no whole request head has come for so long."""
-        now_s, before, waiting = time.monotonic(), self._waiting_since_s, {}
-        for connection in self.server_state.connections:
-            cycle = getattr(connection, "cycle", None)
-            if cycle is None or cycle.response_complete:
-                waiting[connection] = before.get(connection, now_s)
-        self._waiting_since_s = waiting
-        for connection, since_s in self._waiting_since_s.items():
-            if now_s - since_s > limit_s:
-                connection.transport.close()
 
 
 class Daemon:
@@ -84,7 +69,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             aio.add_signal_handler(number, self._ask_to_stop, stop)
         aio.add_signal_handler(signal.SIGHUP, self.reload)
-        app, endpoint = make_app(state)
+        app = make_app(state)
         bound, where = listen(state.settings.server)
         server = _Server(
             uvicorn.Config(
@@ -97,7 +82,7 @@ class Daemon:
             )
         )
         serving = asyncio.ensure_future(server.serve([bound]))
-        ticking = asyncio.ensure_future(self._tick(endpoint, server))
+        ticking = asyncio.ensure_future(self._tick(server))
         stopping = asyncio.ensure_future(stop.wait())
         try:
             front = await self._load_unless(stopping)
@@ -173,11 +158,15 @@ class Daemon:
             why = "drain_s is over" if self._stops == 1 else "told to stop again"
             logger.warning("%s: %d requests are cancelled", why, front.alive)
 
-    async def _tick(self, endpoint: CompletionsEndpoint, server: _Server) -> None:
+    async def _tick(self, server: uvicorn.Server) -> None:
+        connections = Connections()
         while True:
             await asyncio.sleep(TICK_S)
-            endpoint.drop_slow_clients()
-            server.drop_slow_clients(self._state.settings.server.slow_client_s)
+            try:
+                limit_s = self._state.settings.server.slow_client_s
+                connections.drop_stuck(tuple(server.server_state.connections), limit_s)
+            except Exception:  # it is not worth the daemon's life
+                logger.exception("slow clients are not dropped")
 
 
 def _open(bundle: Bundle) -> Runner:

@@ -10,19 +10,18 @@ from dataclasses import dataclass
 import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from edge_rt.errors import EngineError, RequestError
 from edge_rt.serve import schema
 from edge_rt.serve.completions import Call
 from edge_rt.serve.errors import Refusal
 from edge_rt.serve.front import Ticket
-from edge_rt.serve.journal import Entry
+from edge_rt.serve.journal import GONE, Entry
 from edge_rt.serve.keys import ApiKey
 from edge_rt.serve.settings import ServerSettings
 from edge_rt.serve.state import State
 
-GONE = 499  # as nginx has it: the client has closed the request
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -34,7 +33,6 @@ class _Active:
     call: Call | None = None
     tickets: Sequence[Ticket] = ()
     answer: asyncio.Future[None] | None = None
-    sending_since_ns: int | None = None
     charged: int = 0  # of its key's requests
     kept: schema.Completion | None = None  # the answer, if the cache had it
 
@@ -48,31 +46,19 @@ class CompletionsEndpoint:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._active: set[_Active] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; what its client leaves behind is cancelled."""
         active = _Active(Entry())
-        self._active.add(active)
         try:
             await self._serve(active, scope, receive, send)
         finally:
-            self._active.discard(active)
             if active.entry.key is not None:
                 self._state.of_key[active.entry.key] -= active.charged
             self._state.metrics.answered[active.entry.status] += 1
             active.entry.write(
                 active.call, active.tickets, prompts=self._state.settings.log.prompts
             )
-
-    def drop_slow_clients(self) -> None:
-        """End what waits for a client to take its answer, and has for too long."""
-        limit_ns = self._state.settings.server.slow_client_s * 1e9
-        now_ns = time.monotonic_ns()
-        for active in self._active:
-            since_ns = active.sending_since_ns
-            if since_ns is not None and now_ns - since_ns > limit_ns and active.answer:
-                active.answer.cancel()
 
     async def _serve(self, active: _Active, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -134,17 +120,12 @@ class CompletionsEndpoint:
         assert completions is not None
         assert call is not None
 
-        async def watched(message: Message) -> None:
-            active.sending_since_ns = time.monotonic_ns()
-            await send(message)
-            active.sending_since_ns = None
-
         active.entry.status = 200
         if call.body.stream:
-            await watched({"type": "http.response.start", "status": 200, "headers": SSE})
+            await send({"type": "http.response.start", "status": 200, "headers": SSE})
             async for events in completions.stream(call, active.tickets):
-                await watched({"type": "http.response.body", "body": events, "more_body": True})
-            await watched({"type": "http.response.body", "body": b""})
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
             return
         try:
             answer = active.kept
@@ -156,7 +137,7 @@ class CompletionsEndpoint:
         except EngineError as error:
             active.entry.status = 500
             response = Refusal(500, str(error), "engine_error").response()
-        await response(scope, receive, watched)
+        await response(scope, receive, send)
 
 
 def _check_fits(prompts: int, settings: ServerSettings, key: ApiKey | None) -> None:

@@ -77,8 +77,9 @@ class Front:
 
     @property
     def engine(self) -> tuple[Limits, Load]:
-        """What the engine can take, and what it has."""
-        return self._loop.limits, self._loop.load
+        """What the engine can take, and what it has; those wait too that the loop has not seen."""
+        load = self._loop.load
+        return self._loop.limits, load._replace(queued=max(0, self.alive - load.running))
 
     def start(self) -> None:
         """Start the loop's thread."""
@@ -125,8 +126,8 @@ class Front:
         choices = ticket.choices
         choices.on_event(event)
         if event.is_last:
-            ended = ticket.request, choices.rows, ticket.submitted_ns, event.queued_ns
-            self._metrics.on_end(*ended)
+            submitted_ns, admitted_ns = ticket.submitted_ns, event.admitted_ns
+            self._metrics.on_end(ticket.request, choices.rows, submitted_ns, admitted_ns)
 
     def _gather(self, ticket: Ticket, choice: Choice, text: str) -> None:
         self._gathered.append((ticket, Piece(choice, text, len(choice.tokens), choice.finish)))

@@ -14,6 +14,8 @@ from edge_rt.serve.front import Ticket
 
 logger = logging.getLogger("edge_rt.request")
 
+GONE = 499  # as nginx has it: the client has closed the request
+
 # journald reads a priority in front of a line: man 3 sd-daemon.
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
 
@@ -44,8 +46,9 @@ class Entry:
         if call is not None:
             choices = [choice for ticket in tickets for choice in ticket.choices.rows]
             first_ns = min((c.first_token_ns for c in choices if c.first_token_ns), default=None)
-            # What has not ended by now is ended because its client has gone.
-            ends = {(c.finish or FinishReason.CANCELLED).value for c in choices}
+            # What is open as its client goes is cancelled; at any other time that is a fault.
+            without = FinishReason.CANCELLED.value if self.status == GONE else "open"
+            ends = {c.finish.value if c.finish else without for c in choices}
             parts |= {
                 "id": call.id,
                 "stream": bool(call.body.stream),

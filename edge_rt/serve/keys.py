@@ -36,8 +36,8 @@ class ApiKey:
     max_requests: int | None = field(
         default=None,
         metadata={
-            "doc": "Prompts that it may have waiting or being served at once; a request for more "
-            "gets 429. Not set: as many as the queue takes."
+            "doc": "Prompts that it may have waiting or being served at once; a request on top of "
+            "them gets 429, one that has more by itself 400. Not set: as many as the queue takes."
         },
     )
 

@@ -64,7 +64,10 @@ class ServerSettings:
     )
     max_queue: int = field(
         default=128,
-        metadata={"doc": "Prompts that wait or are served at once; a request for more gets 429."},
+        metadata={
+            "doc": "Prompts that wait or are served at once; a request on top of them gets 429, "
+            "one that has more by itself 400."
+        },
     )
     timeout_s: float = field(
         default=600.0, metadata={"doc": "How long a request may take if it does not say."}
@@ -78,8 +81,8 @@ class ServerSettings:
     slow_client_s: float = field(
         default=30.0,
         metadata={
-            "doc": "A client that sends nothing of its request or takes nothing of its answer for "
-            "so long is given up."
+            "doc": "A client that sends no whole head, nothing of its body, or takes nothing of "
+            "its answer for so long is given up."
         },
     )
     drain_s: float = field(
@@ -91,6 +94,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65_535, f"port must be 0 to 65535, found {self.port}")
+        _require(self.model_name != "", "model_name is empty; leave it out or give a name")
         _require(self.max_queue >= 1, f"max_queue must be 1 or more, found {self.max_queue}")
         _require(
             self.max_body_bytes >= 1024,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def decades(lowest: float, highest: float) -> tuple[float, ...]:
-    """1, 2.5 and 5 times each power of ten, from `lowest` to `highest`, which are among them."""
+    """1, 2.5 and 5 times each power of ten that are not outside `lowest` to `highest`."""
     steps = (float(f"{digit}e{power}") for power in range(-9, 10) for digit in (1, 2.5, 5))
     return tuple(step for step in steps if lowest <= step <= highest)
 
@@ -15,8 +15,8 @@ def decades(lowest: float, highest: float) -> tuple[float, ...]:
 class Histogram:
     """Counts by upper bound, in Prometheus' sense: a value falls into the first bound >= it.
 
-    Written by one thread and read by any. Not locked, and so a tenth of what prometheus_client's
-    takes for a value; a reader may find `sum` one value ahead of the counts.
+    Written by one thread and read by any, without a lock: a reader may find `sum` some values off
+    the counts.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from edge_rt.choice import Choice
-from edge_rt.core import Request, StepStats
+from edge_rt.core import FinishReason, Request, StepStats
 from edge_rt.telemetry.histogram import Histogram, decades
 
 TOKENS = tuple(float(2**power) for power in range(15))
@@ -22,8 +22,9 @@ class Metrics:
         self.prompt_tokens = 0  # that went through the engine, once more after a preemption
         self.generation_tokens = 0
         self.failed_steps = 0
-        self.finished: Counter[str] = Counter()  # rows by finish reason
-        self.answered: Counter[int] = Counter()  # calls by HTTP status; the asyncio thread's
+        # From 0 on, or Prometheus' rate() would miss the first. Rows by finish reason:
+        self.finished = Counter({reason.value: 0 for reason in FinishReason})
+        self.answered = Counter({200: 0})  # calls by HTTP status; the asyncio thread's
         self.prefill_step_s = Histogram(decades(1e-4, 100))
         self.decode_step_s = Histogram(decades(1e-5, 10))
         self.step_tokens = Histogram(TOKENS)
@@ -36,7 +37,7 @@ class Metrics:
 
     def on_step(self, stats: StepStats) -> None:
         """Count a step of the engine."""
-        if not stats.prefill_tokens and not stats.decode_rows:
+        if stats.failed:
             self.failed_steps += 1
             return
         self.prompt_tokens += stats.prefill_tokens
@@ -48,15 +49,15 @@ class Metrics:
             self.decode_step_s.observe(stats.decode_ns * 1e-9)
 
     def on_end(
-        self, request: Request, rows: Sequence[Choice], submitted_ns: int, queued_ns: int | None
+        self, request: Request, rows: Sequence[Choice], submitted_ns: int, admitted_ns: int | None
     ) -> None:
-        """Count a request that has ended; `queued_ns` None if it never had a place in the engine.
+        """Count a request that has ended; `admitted_ns` None if the engine never let it in.
 
         Time per output token is that of each row, from its first token to its last.
         """
         self.request_prompt_tokens.observe(len(request.prompt))
-        if queued_ns is not None:
-            self.queue_s.observe(queued_ns * 1e-9)
+        if admitted_ns is not None:
+            self.queue_s.observe((admitted_ns - submitted_ns) * 1e-9)
         firsts = [row.first_token_ns for row in rows if row.first_token_ns is not None]
         if firsts:
             self.ttft_s.observe((min(firsts) - submitted_ns) * 1e-9)

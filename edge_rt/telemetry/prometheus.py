@@ -6,7 +6,7 @@ a number means what vLLM's does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -24,27 +24,26 @@ from edge_rt.core import Limits, Load
 from edge_rt.telemetry.histogram import Histogram
 from edge_rt.telemetry.metrics import Metrics
 
-STATUSES = ("loading", "ready", "draining", "failed")
-
 
 class Exposition:
     """Pages of one daemon's metrics.
 
     `engine` gives the limits and the load of an engine, once there is one; `status` is one of
-    STATUSES.
+    `statuses`.
     """
 
     def __init__(
         self,
         metrics: Metrics,
         model: str,
+        statuses: Sequence[str],
         status: Callable[[], str],
         engine: Callable[[], tuple[Limits, Load] | None],
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        self._registry.register(_Collector(metrics, model, status, engine))
+        self._registry.register(_Collector(metrics, model, statuses, status, engine))
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type, in the format that an Accept header asks for."""
@@ -57,11 +56,12 @@ class _Collector(Collector):
         self,
         metrics: Metrics,
         model: str,
+        statuses: Sequence[str],
         status: Callable[[], str],
         engine: Callable[[], tuple[Limits, Load] | None],
     ) -> None:
         self._metrics, self._model = metrics, model
-        self._status, self._engine = status, engine
+        self._statuses, self._status, self._engine = statuses, status, engine
 
     def collect(self) -> Iterator[Metric]:
         """One family after another."""
@@ -71,7 +71,7 @@ class _Collector(Collector):
         status = GaugeMetricFamily(
             "edge_rt_status", "1 for what the daemon is doing.", labels=["status"]
         )
-        for one in STATUSES:
+        for one in self._statuses:
             status.add_metric([one], float(self._status() == one))
         yield status
         yield from self._of_the_engine()
@@ -90,7 +90,6 @@ class _Collector(Collector):
             "Share of the cache's pages that are held; 1 is all.",
             load.pages_in_use / limits.pages,
         )
-        yield self._gauge("max_num_seqs", "Requests that the engine takes.", limits.max_requests)
         yield self._counter(
             "num_preemptions", "Requests that gave up their pages.", {(): load.preemptions}
         )

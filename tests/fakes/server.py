@@ -27,7 +27,7 @@ def serve(runner: Runner, tokenizer: Tokenizer, use: Use, state: State | None = 
         state.completions = Completions(front, tokenizer, "model", None)
         front.start()
         state.status = "ready"
-        transport = httpx.ASGITransport(make_app(state)[0])
+        transport = httpx.ASGITransport(make_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             await use(client)
         await front.stop()

@@ -73,7 +73,7 @@ def alone(one: Request, limits: Limits) -> list[TokenEvent]:
 
 def _of_row_alone(event: TokenEvent) -> TokenEvent:
     """Without what other rows and requests decide."""
-    return event._replace(is_last=False, queued_ns=None)
+    return event._replace(is_last=False, admitted_ns=None)
 
 
 @dataclass

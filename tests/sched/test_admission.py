@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.traffic import PAGED, request
+from fakes.traffic import PAGED, execute, request, strict
 
-from edge_rt.core import Request, SamplingParams
+from edge_rt.core import Batch, Request, SamplingParams
 from edge_rt.errors import RequestError
 from edge_rt.sched.scheduler import Scheduler
 
@@ -78,3 +78,24 @@ def test_what_can_never_be_served_is_refused_and_leaves_no_trace(
 def test_a_request_that_all_pages_cannot_hold_is_refused() -> None:
     with pytest.raises(RequestError, match="more than the 20 tokens of a request"):
         Scheduler(replace(PAGED, pages=5)).add(request("a", prompt=19), 0)
+
+
+def test_an_end_says_when_its_request_was_first_let_in() -> None:
+    """Not when it was let in again after it gave way."""
+    limits = replace(PAGED, pages=5, max_requests=2)
+    scheduler, runner = Scheduler(limits), strict(limits)
+    scheduler.add(request("a", prompt=6, max_tokens=6), 0)
+    scheduler.add(request("b", prompt=6, max_tokens=6), 0)
+    scheduler.add(request("c"), 7)
+    admitted: dict[str, int | None] = {}
+    for now_ns in range(100, 10_000, 100):
+        if (batch := scheduler.schedule(now_ns)) == Batch():
+            break
+        for event in scheduler.finish(execute(batch, runner), now_ns):
+            if event.finish:
+                admitted[event.request_id] = event.admitted_ns
+    assert scheduler.preemptions == 1
+    last_ns = admitted.pop("c")
+    assert admitted == {"a": 100, "b": 100}
+    assert last_ns is not None
+    assert last_ns > 100

@@ -218,6 +218,32 @@ def test_a_client_that_does_not_come_to_its_end(demo_bundle: BundleFactory, conf
                 assert bool(received) == bool(answer)
 
 
+def test_a_client_that_takes_nothing(
+    demo_bundle: BundleFactory, config: Path, tmp_path: Path
+) -> None:
+    """It is cut off; one that asks again and again on one connection is not."""
+    config.write_text("[server]\nslow_client_s = 0.5\n")
+    body = b'{"prompt": [[1], [2], [3], [4], [5], [6], [7], [8]], "max_tokens": 500, "n": 2, '
+    body += b'"ignore_eos": true, "stream": true, "logprobs": 0}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as stderr,
+        started(demo_bundle("demo.null"), "--config", str(config), stderr=stderr) as daemon,
+        httpx.Client(base_url=daemon.url, timeout=30) as busy,
+        socket.socket() as taking_nothing,
+    ):
+        taking_nothing.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        taking_nothing.connect(("127.0.0.1", daemon.port))
+        taking_nothing.sendall(head % len(body) + body)
+        before = busy.get("/health").extensions["network_stream"]
+        wait_for(lambda: busy.get("/health").is_success and b"status=499" in log.read_bytes())
+        for _ in range(30):  # for longer than a client may be silent
+            time.sleep(0.1)
+            assert busy.get("/health").extensions["network_stream"] is before
+    assert b"ERROR" not in log.read_bytes()
+
+
 def test_stopped_while_it_loads(demo_bundle: BundleFactory) -> None:
     slow = """
 import time

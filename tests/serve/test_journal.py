@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from edge_rt.recipes import NullOptions
 from edge_rt.runtime.null import NullRunner
 from edge_rt.serve.endpoint import CompletionsEndpoint
 from edge_rt.serve.journal import JournalFormatter
-from edge_rt.serve.settings import LogSettings, ServerSettings, Settings
+from edge_rt.serve.settings import LogSettings, Settings
 from edge_rt.serve.state import State
 from edge_rt.tokenizer import Tokenizer
 
@@ -66,45 +65,6 @@ def test_text_only_where_it_is_asked_for(
 def test_lines_for_the_journal() -> None:
     record = logging.LogRecord("a", logging.ERROR, "f", 1, "one\ntwo", None, None)
     assert JournalFormatter("%(name)s: %(message)s").format(record) == "<3>a: one\n<3>two"
-
-
-def test_a_client_that_takes_nothing_is_dropped(
-    demo_checkpoint: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    state = State(Settings(ServerSettings(slow_client_s=0.01)))
-    body = b'{"prompt": [1], "max_tokens": 50, "stream": true}'
-    ended = []
-
-    async def use(_client: httpx.AsyncClient) -> None:
-        endpoint = CompletionsEndpoint(state)
-        asked = asyncio.Event()
-
-        async def receive() -> dict[str, Any]:
-            if asked.is_set():
-                await asyncio.sleep(60)  # it neither reads nor goes
-            asked.set()
-            return {"type": "http.request", "body": body}
-
-        async def send(_message: Any) -> None:
-            await asyncio.sleep(60)
-
-        scope = {"type": "http", "headers": [], "method": "POST", "path": "/v1/completions"}
-        answering = asyncio.ensure_future(endpoint(scope, receive, send))
-        await asyncio.sleep(0.05)
-        endpoint.drop_slow_clients()
-        await asyncio.wait_for(answering, 10)
-        ended.append(True)
-
-    with caplog.at_level(logging.INFO, "edge_rt.request"):
-        serve(
-            NullRunner(LIMITS, NullOptions(step_ms=5.0)),
-            Tokenizer.load(demo_checkpoint),
-            use,
-            state,
-        )
-    assert ended
-    assert "status=499" in caplog.text
-    assert "finish=cancelled" in caplog.text
 
 
 def test_a_client_that_leaves_in_its_body(

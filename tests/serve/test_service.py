@@ -201,16 +201,18 @@ def test_a_thread_that_dies_is_noticed(tokenizer: Tokenizer) -> None:
 
 def test_a_stream_whose_requests_end_before_it_is_read_is_whole(tokenizer: Tokenizer) -> None:
     async def run() -> None:
-        front = Front(Loop(NullRunner(LIMITS, NullOptions())), tokenizer)
+        front = Front(Loop(NullRunner(LIMITS, NullOptions())), tokenizer, Metrics())
         completions = Completions(front, tokenizer, "model", None)
         front.start()
         body = CompletionRequest(prompt=[[1], [2]], max_tokens=3, stream=True)
         call = await completions.understand(body, ServerSettings(), None)
         tickets = completions.submit(call)
-        while front.alive:
+        while front.alive:  # as where its client is slow, or its time is up at once
             await asyncio.sleep(0.01)
         events = b"".join([part async for part in completions.stream(call, tickets)])
         assert events.count(b'"index":0') == events.count(b'"index":1') == 3
+        assert events.count(b'"finish_reason":"length"') == 2
+        assert events.endswith(b"data: [DONE]\n\n")
         await front.stop()
 
     asyncio.run(run())
@@ -239,23 +241,5 @@ def test_a_request_goes_before_others_only_if_its_key_may(
         assert one.priority is expected
         assert one.deadline_ns is not None
         assert 0 <= one.deadline_ns - before_ns - 600 * 10**9 < 60 * 10**9  # the settings' most
-
-    asyncio.run(run())
-
-
-def test_a_stream_that_is_read_late_is_whole(tokenizer: Tokenizer) -> None:
-    async def run() -> None:
-        front = Front(Loop(NullRunner(LIMITS, NullOptions())), tokenizer)
-        front.start()
-        completions = Completions(front, tokenizer, "model", None)
-        body = CompletionRequest(prompt=[[1], [2]], max_tokens=5, stream=True)
-        call = await completions.understand(body, ServerSettings(), None)
-        tickets = completions.submit(call)
-        while front.alive:  # as where its client is slow, or its time is up at once
-            await asyncio.sleep(0.01)
-        events = b"".join([event async for event in completions.stream(call, tickets)])
-        assert events.count(b'"finish_reason":"length"') == 2
-        assert events.endswith(b"data: [DONE]\n\n")
-        await front.stop()
 
     asyncio.run(run())

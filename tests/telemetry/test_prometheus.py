@@ -32,7 +32,7 @@ def samples(page: Exposition) -> dict[tuple[str, str], float]:
 
 
 def exposition(metrics: Metrics, engine: tuple[Limits, Load] | None = None) -> Exposition:
-    return Exposition(metrics, "demo", lambda: "ready", lambda: engine)
+    return Exposition(metrics, "demo", ("ready", "draining"), lambda: "ready", lambda: engine)
 
 
 def choice(tokenizer: Tokenizer, times_ns: list[int], finish: FinishReason) -> Choice:
@@ -53,7 +53,7 @@ def test_steps() -> None:
     metrics = Metrics()
     metrics.on_step(StepStats(0, 100, 2, 30 * MS, 4 * MS, sampled_tokens=3))
     metrics.on_step(StepStats(0, 0, 3, 0, 5 * MS, sampled_tokens=3))
-    metrics.on_step(StepStats(0, 0, 0, 0, 0, sampled_tokens=0))  # failed
+    metrics.on_step(StepStats(0, 0, 0, 0, 0, sampled_tokens=0, failed=True))
     found = samples(exposition(metrics))
     assert found["edge_rt_prompt_tokens_total", ""] == 100
     assert found["edge_rt_generation_tokens_total", ""] == 6
@@ -71,7 +71,7 @@ def test_requests(demo_checkpoint: Path) -> None:
     request = Request("r", (1, 2, 3), rows=2)
     long = choice(tokenizer, [2 * SECOND, 3 * SECOND, 4 * SECOND], FinishReason.LENGTH)
     short = choice(tokenizer, [5 * SECOND // 2], FinishReason.STOP)
-    metrics.on_end(request, [long, short], 1 * SECOND, SECOND // 4)
+    metrics.on_end(request, [long, short], 1 * SECOND, 5 * SECOND // 4)
     late = choice(tokenizer, [], FinishReason.TIMEOUT)
     metrics.on_end(Request("q", (1,)), [late], -2 * SECOND, None)  # never had a place
     metrics.answered[200] += 1
@@ -87,12 +87,12 @@ def test_requests(demo_checkpoint: Path) -> None:
     assert abs(found["edge_rt_e2e_request_latency_seconds_sum", ""] - (3.001 + 2.001)) < 1e-9
     assert found["edge_rt_request_prompt_tokens_sum", ""] == 4
     assert found["edge_rt_request_generation_tokens_sum", ""] == 4
-    ends = {
-        reason: found["edge_rt_sequences_finished_total", reason]
-        for reason in FinishReason
-        if ("edge_rt_sequences_finished_total", reason.value) in found
+    ends = {reason: found["edge_rt_sequences_finished_total", reason] for reason in FinishReason}
+    assert ends == dict.fromkeys(FinishReason, 0) | {
+        FinishReason.LENGTH: 1,
+        FinishReason.STOP: 1,
+        FinishReason.TIMEOUT: 1,
     }
-    assert ends == {FinishReason.LENGTH: 1, FinishReason.STOP: 1, FinishReason.TIMEOUT: 1}
     assert found["edge_rt_http_requests_total", "200"] == 1
     assert found["edge_rt_http_requests_total", "429"] == 2
 
@@ -105,7 +105,6 @@ def test_the_engine_is_there_once_it_is_loaded() -> None:
     assert found["edge_rt_num_requests_waiting", ""] == 3
     assert found["edge_rt_num_requests_running", ""] == 8
     assert found["edge_rt_kv_cache_usage_perc", ""] == 0.75
-    assert found["edge_rt_max_num_seqs", ""] == 8
     assert found["edge_rt_num_preemptions_total", ""] == 5
     assert found["edge_rt_status", "ready"] == 1
     assert found["edge_rt_status", "draining"] == 0
