@@ -229,7 +229,7 @@ class Client:
         seen.statuses[head.status] += 1
         pieces: list[bytes] = []
         async for piece in wire.pieces(head):
-            if stream and not pieces:
+            if stream and not pieces and head.status == 200:
                 seen.ttft_s.append(time.monotonic() - begun)
             pieces.append(piece)
             if slow:
