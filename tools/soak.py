@@ -104,20 +104,25 @@ class Watch:
     faults: list[str] = field(default_factory=list)
 
     async def run(self, daemon: Daemon, until: Callable[[], bool]) -> None:
-        """Sample until then."""
+        """Sample until then; a slow answer holds up neither the next question nor the memory."""
         begun = due = time.monotonic()
-        wire = await Wire.open(daemon.port)
+        probes: list[asyncio.Future[None]] = []
         while not until():
-            asked = time.monotonic()
-            await wire.send(b"".join(request(b"", "GET", "/health")))
-            head, _ = await wire.all()
-            self.health_s.append(time.monotonic() - asked)
-            if head.status != 200:
-                self.faults.append(f"/health said {head.status}")
-            if len(self.health_s) % 10 == 1:
-                self.rss_mb.append((asked - begun, daemon.rss_mb()))
+            probes.append(asyncio.ensure_future(self._ask(daemon.port)))
+            if len(probes) % 10 == 1:
+                self.rss_mb.append((time.monotonic() - begun, daemon.rss_mb()))
             due += TICK_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+        await asyncio.gather(*probes)
+
+    async def _ask(self, port: int) -> None:
+        asked = time.monotonic()
+        wire = await Wire.open(port)
+        await wire.send(b"".join(request(b"", "GET", "/health")))
+        head, _ = await wire.all()
+        self.health_s.append(time.monotonic() - asked)
+        if head.status != 200:
+            self.faults.append(f"/health said {head.status}")
         wire.close()
 
     def slope_mb_per_min(self) -> float:
@@ -164,8 +169,6 @@ def soak(daemon: Daemon, clients: int, seconds: float) -> dict[str, Any]:
         faults.append(f"the daemon ended with {code}")
     if "draining: 0 requests" not in log:
         faults.append("the daemon was not idle at the end")
-    if len(watch.health_s) < seconds:
-        faults.append(f"/health answered {len(watch.health_s)} times in {seconds:.0f} s")
     return {
         "clients": clients,
         "seconds": round(seconds, 1),
