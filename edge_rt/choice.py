@@ -61,8 +61,7 @@ class Choice:
 class Choices:
     """The continuations of one request.
 
-    `on_stop` is called with a row that a stop string has ended, for the loop to cancel it as STOP;
-    `on_piece` with each event's row and new text, which may be empty.
+    `on_stop` is called with a row that a stop string has ended, for the loop to cancel it as STOP.
     """
 
     def __init__(
@@ -71,14 +70,13 @@ class Choices:
         stop: Sequence[str],
         rows: int,
         on_stop: Callable[[int], None],
-        on_piece: Callable[[Choice, str], None] = lambda _choice, _piece: None,
     ) -> None:
         """RequestError if a stop string is empty."""
         self.rows = [Choice(row, TextStream(tokenizer, stop)) for row in range(rows)]
-        self._on_stop, self._on_piece = on_stop, on_piece
+        self._on_stop = on_stop
 
-    def on_event(self, event: TokenEvent) -> None:
-        """Take one event of the loop.
+    def take(self, event: TokenEvent) -> list[tuple[Choice, str]]:
+        """Take one event of the loop; its row and the text that it made certain, which may be ''.
 
         A request that was never let in has one event only: it ends all rows.
         """
@@ -87,11 +85,11 @@ class Choices:
         piece = choice.take(event)
         if choice.finish is None and choice.stream.stopped and not stopped:
             self._on_stop(event.row)
-        self._on_piece(choice, piece)
+        found = [(choice, piece)]
         if event.is_last:
-            for other in self.rows:
-                if other.finish is None:
-                    self._on_piece(other, other.take(event._replace(token=None)))
+            end = event._replace(token=None)
+            found += [(row, row.take(end)) for row in self.rows if row.finish is None]
+        return found
 
     def check(self) -> None:
         """EngineError if the engine failed in one of them."""

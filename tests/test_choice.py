@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.choice import Choice, Choices
+from edge_rt.choice import Choices
 from edge_rt.core import FinishReason, SampledToken, TokenEvent
 from edge_rt.errors import EngineError, RequestError
 from edge_rt.tokenizer import Tokenizer
@@ -22,10 +22,11 @@ class Reader:
         self.tokenizer = tokenizer
         self.stopped: list[int] = []
         self.shown = [""] * rows
-        self.choices = Choices(tokenizer, stop, rows, self.stopped.append, self._show)
+        self.choices = Choices(tokenizer, stop, rows, self.stopped.append)
 
-    def _show(self, choice: Choice, piece: str) -> None:
-        self.shown[choice.row] += piece
+    def take(self, event: TokenEvent) -> None:
+        for choice, piece in self.choices.take(event):
+            self.shown[choice.row] += piece
 
     def read(
         self,
@@ -39,7 +40,7 @@ class Reader:
         found = [*logprobs, *[None] * len(ids)]
         for place, (token, logprob) in enumerate(zip(ids, found, strict=False)):
             end = finish if place == len(ids) - 1 else None
-            self.choices.on_event(TokenEvent("r", SampledToken(token, logprob), end, row))
+            self.take(TokenEvent("r", SampledToken(token, logprob), end, row))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_a_stop_string_asks_once_for_the_rows_end(tokenizer: Tokenizer) -> None:
     reader.read("import os and more of it", row=1, finish=None)
     assert reader.stopped == [1]
     read = len(reader.choices.rows[1].tokens)
-    reader.choices.on_event(TokenEvent("r", None, STOP, 1))
+    reader.take(TokenEvent("r", None, STOP, 1))
     assert (reader.choices.rows[1].text, reader.choices.rows[1].finish) == ("import ", STOP)
     assert read < len(tokenizer.encode("import os and more of it"))
     assert reader.choices.rows[0].finish is None
@@ -89,9 +90,9 @@ def test_an_error_is_not_hidden_by_a_stop_string(tokenizer: Tokenizer) -> None:
     reader = Reader(tokenizer, stop=("os",))
     ids = tokenizer.encode("import os")
     for token in ids[:-1]:
-        reader.choices.on_event(TokenEvent("r", SampledToken(token)))
+        reader.take(TokenEvent("r", SampledToken(token)))
     last = TokenEvent("r", SampledToken(ids[-1]), FinishReason.ERROR, message="it broke")
-    reader.choices.on_event(last)
+    reader.take(last)
     with pytest.raises(EngineError, match="it broke"):
         reader.choices.check()
 
@@ -99,7 +100,7 @@ def test_an_error_is_not_hidden_by_a_stop_string(tokenizer: Tokenizer) -> None:
 def test_a_request_that_was_not_let_in_ends_all_rows(tokenizer: Tokenizer) -> None:
     reader = Reader(tokenizer, rows=3)
     event = TokenEvent("r", None, FinishReason.ERROR, is_last=True, message="the id is taken")
-    reader.choices.on_event(event)
+    reader.take(event)
     assert [choice.finish for choice in reader.choices.rows] == [FinishReason.ERROR] * 3
     with pytest.raises(EngineError, match="the id is taken"):
         reader.choices.check()
@@ -109,7 +110,7 @@ def test_best_are_those_of_the_highest_log_probability_per_token(tokenizer: Toke
     reader = Reader(tokenizer, rows=4)
     reader.read("import os", row=0, logprobs=(-2.0, -2.0, -2.0, -2.0))
     reader.read("import os and so on", row=1, logprobs=(-1.0,) * 20)  # less in all, more per token
-    reader.choices.on_event(TokenEvent("r", None, STOP, 2))  # a stop token at once: nothing to rate
+    reader.take(TokenEvent("r", None, STOP, 2))  # a stop token at once: nothing to rate
     reader.read("import", row=3, logprobs=(-1.5,) * 9)
     assert reader.choices.rows[2].mean_logprob == -math.inf
     assert [choice.row for choice in reader.choices.best(1)] == [1]

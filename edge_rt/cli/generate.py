@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_rt.choice import Choice, Choices
 from edge_rt.cli.output import Commands, add_command, finish, positive, say
-from edge_rt.core import FinishReason, Request, SamplingParams
+from edge_rt.core import FinishReason, Request, SamplingParams, TokenEvent
 from edge_rt.errors import ConfigError, RequestError
 from edge_rt.tokenizer import Tokenizer
 
@@ -176,10 +176,10 @@ def generate(
     loop = Loop(open_engine(bundle))
     unread: list[OSError] = []
 
-    def show(_choice: Choice, piece: str) -> None:
+    def show(choices: Choices, event: TokenEvent) -> None:
+        text = "".join(piece for _, piece in choices.take(event))
         try:
-            if not unread:
-                on_text(piece)
+            on_text("" if unread else text)
         except OSError as error:  # nobody reads any more: kept until the loop is left
             unread.append(error)
 
@@ -191,9 +191,9 @@ def generate(
                 raise RequestError(f"prompt {index + 1} of {len(prompts)} is empty")
             name = f"prompt-{index}"
             on_stop = partial(loop.cancel, name, finish=FinishReason.STOP)
-            choices = Choices(tokenizer, stop, rows, on_stop, show)
+            choices = Choices(tokenizer, stop, rows, on_stop)
             found.append(Prompted(prompt, time.monotonic_ns(), choices))
-            loop.submit(Request(name, tokens, sampling, rows), choices.on_event)
+            loop.submit(Request(name, tokens, sampling, rows), partial(show, choices))
         while loop.step() is not None and not unread:
             pass
     finally:

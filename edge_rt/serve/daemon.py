@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -144,6 +145,9 @@ class Daemon:
         eos = bundle.manifest.model.eos_token_id
         state.completions = Completions(front, tokenizer, state.model, eos)
         front.start()
+        # What is here stays: a collection that looks through it all holds up every thread.
+        gc.collect()
+        gc.freeze()
         state.status = "ready"
         return front
 

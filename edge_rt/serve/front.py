@@ -17,6 +17,7 @@ from typing import NamedTuple
 from edge_rt.choice import Choice, Choices
 from edge_rt.core import FinishReason, Limits, Load, Request, StepStats, TokenEvent
 from edge_rt.loop import Loop
+from edge_rt.serve.handover import Handover
 from edge_rt.telemetry.metrics import Metrics
 from edge_rt.tokenizer import Tokenizer
 
@@ -72,6 +73,7 @@ class Front:
         self._aio = asyncio.get_running_loop()
         self._gathered: list[tuple[Ticket, Piece]] = []
         self._ended = asyncio.Event()
+        self._handover = Handover(self._deliver)
         loop.after_step = self._after_step
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
 
@@ -89,9 +91,7 @@ class Front:
         """Hand a request in; RequestError if it can never be served, EngineError once closed."""
         ticket = Ticket(request, place, mailbox)
         on_stop = partial(self._loop.cancel, request.id, finish=FinishReason.STOP)
-        ticket.choices = Choices(
-            self._tokenizer, stop, request.rows, on_stop, partial(self._gather, ticket)
-        )
+        ticket.choices = Choices(self._tokenizer, stop, request.rows, on_stop)
         self._loop.submit(request, partial(self._on_event, ticket))
         self.alive += 1
         return ticket
@@ -124,20 +124,18 @@ class Front:
 
     def _on_event(self, ticket: Ticket, event: TokenEvent) -> None:
         choices = ticket.choices
-        choices.on_event(event)
+        for choice, text in choices.take(event):
+            self._gathered.append((ticket, Piece(choice, text, len(choice.tokens), choice.finish)))
         if event.is_last:
             submitted_ns, admitted_ns = ticket.submitted_ns, event.admitted_ns
             self._metrics.on_end(ticket.request, choices.rows, submitted_ns, admitted_ns)
-
-    def _gather(self, ticket: Ticket, choice: Choice, text: str) -> None:
-        self._gathered.append((ticket, Piece(choice, text, len(choice.tokens), choice.finish)))
 
     def _after_step(self, stats: StepStats | None) -> None:
         if stats is not None:
             self._metrics.on_step(stats)
         if self._gathered:
             gathered, self._gathered = self._gathered, []
-            self._aio.call_soon_threadsafe(self._deliver, gathered)
+            self._handover.put(gathered)
 
     def _deliver(self, gathered: list[tuple[Ticket, Piece]]) -> None:
         for ticket, piece in gathered:
