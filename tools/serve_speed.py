@@ -19,19 +19,17 @@ import re
 import selectors
 import socket
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import command
-import numpy as np
 from command import progress
 
 from edge_rt.bench import daemon
+from edge_rt.bench.report import percentile
 from edge_rt.bundle import Bundle
 from edge_rt.cli.output import positive
 from edge_rt.errors import EngineError
@@ -113,10 +111,9 @@ def ask_health(address: tuple[str, int], duration_s: float) -> list[float]:
 
 def percentiles(values_ms: list[float]) -> dict[str, float]:
     """Of the answers of /health."""
-    p50, p99 = np.percentile(values_ms, (50, 99)).tolist()
     return {
-        "health_ms_p50": p50,
-        "health_ms_p99": p99,
+        "health_ms_p50": percentile(values_ms, 50),
+        "health_ms_p99": percentile(values_ms, 99),
         "health_ms_max": max(values_ms),
         "health_answers": len(values_ms),
     }
@@ -143,9 +140,8 @@ def health_meanwhile(address: tuple[str, int], duration_s: float) -> Iterator[Ca
 
 def streams(bundle: Path, count: int, tokens: int, duration_s: float) -> dict[str, Any]:
     """Rounds of `count` streams for so long: first alone, then while /health is asked."""
-    with daemon.started(bundle) as where:
-        parts = urlsplit(where.base)
-        address = parts.hostname or "", parts.port or 0
+    with daemon.started(bundle) as one:
+        address = "127.0.0.1", one.port
         stream_all(address, count, tokens)
         with health_meanwhile(address, IDLE_S) as health:
             idle = health()
@@ -190,27 +186,25 @@ def prefill(bundle: Path, duration_s: float) -> dict[str, Any]:
     """/health while prompts as long as the engine takes are read all the time."""
     context = Bundle.load(bundle).manifest.limits().max_context
     body = json.dumps({"prompt": [[t] * (context - 1) for t in range(1, 9)], "max_tokens": 1})
-    prompts, end = 0, time.monotonic() + duration_s
-    with daemon.started(bundle) as where:
-        parts = urlsplit(where.base)
-        address = parts.hostname or "", parts.port or 0
+    with daemon.started(bundle) as one, ThreadPoolExecutor(1) as pool:
+        address = "127.0.0.1", one.port
 
-        def ask() -> None:
-            nonlocal prompts
-            while time.monotonic() < end:
+        def ask() -> float:
+            prompts, begun = 0, time.monotonic()
+            while time.monotonic() - begun < duration_s:
                 connection = http.client.HTTPConnection(*address, timeout=600)
                 connection.request("POST", "/v1/completions", body)
-                if connection.getresponse().status == 200:
-                    prompts += 8
+                status = connection.getresponse().status
                 connection.close()
+                if status != 200:
+                    raise EngineError(f"prompts of {context - 1} tokens were answered {status}")
+                prompts += 8
+            return prompts * (context - 1) / (time.monotonic() - begun)
 
-        end = time.monotonic() + duration_s
-        asking = threading.Thread(target=ask)
-        asking.start()
+        asking = pool.submit(ask)
         with health_meanwhile(address, duration_s) as health:
             found = health()
-        asking.join()
-    return found | {"prompt_tokens_per_s": prompts * (context - 1) / duration_s}
+        return found | {"prompt_tokens_per_s": asking.result()}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -32,9 +31,11 @@ from origin import cpu_facts, origin
 from soak_ledger import Ledger
 from soak_wire import Wire, request
 
+from edge_rt.bench.daemon import Daemon, started
+from edge_rt.bench.report import percentile
 from edge_rt.bundle import Bundle
 from edge_rt.cli.output import check_json_target, finish, positive, say
-from edge_rt.errors import ConfigError, EdgeRTError, EngineError
+from edge_rt.errors import ConfigError, EdgeRTError
 
 PROCESSES = 2
 POOL = 200
@@ -44,55 +45,25 @@ START_S, SETTLE_S = 120, 60
 READY = re.compile(r"ready: .* at http://.*:(\d+)$", re.MULTILINE)
 
 
-@dataclass
-class Daemon:
-    """A process of `edge-rt serve`, its port and its log."""
+class Proc:
+    """What Linux says of a process."""
 
-    process: subprocess.Popen[bytes]
-    log: Path
-    port: int = 0
-
-    @property
-    def proc(self) -> Path:
-        """What Linux says of it."""
-        return Path("/proc", str(self.process.pid))
+    def __init__(self, number: int) -> None:
+        self._path = Path("/proc", str(number))
 
     def rss_mb(self) -> float:
         """Resident memory."""
-        pages = int((self.proc / "statm").read_text().split()[1])
+        pages = int((self._path / "statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def cpu_s(self) -> float:
         """Of all its threads."""
-        fields = (self.proc / "stat").read_text().rpartition(")")[2].split()
+        fields = (self._path / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def descriptors(self) -> int:
         """Open files and sockets."""
-        return len(list((self.proc / "fd").iterdir()))
-
-    def wait_until_ready(self) -> None:
-        """EngineError if it does not come to it."""
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if found := READY.search(self.log.read_text()):
-                self.port = int(found[1])
-                return
-            time.sleep(0.05)
-        raise EngineError(f"the daemon did not start: {self.log.read_text()[-2000:]}")
-
-
-@contextlib.contextmanager
-def started(bundle: Path, log: Path) -> Iterator[Daemon]:
-    """A daemon that is ready."""
-    command = [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(bundle), "--port", "0"]
-    with log.open("wb") as file, subprocess.Popen(command, stderr=file) as process:
-        try:
-            daemon = Daemon(process, log)
-            daemon.wait_until_ready()
-            yield daemon
-        finally:
-            process.kill()
+        return len(list((self._path / "fd").iterdir()))
 
 
 @dataclass
@@ -103,27 +74,31 @@ class Watch:
     rss_mb: list[tuple[float, float]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    async def run(self, daemon: Daemon, until: Callable[[], bool]) -> None:
+    async def run(self, port: int, proc: Proc, until: Callable[[], bool]) -> None:
         """Sample until then; a slow answer holds up neither the next question nor the memory."""
         begun = due = time.monotonic()
         probes: list[asyncio.Future[None]] = []
         while not until():
-            probes.append(asyncio.ensure_future(self._ask(daemon.port)))
+            probes.append(asyncio.ensure_future(self._ask(port)))
             if len(probes) % 10 == 1:
-                self.rss_mb.append((time.monotonic() - begun, daemon.rss_mb()))
+                self.rss_mb.append((time.monotonic() - begun, proc.rss_mb()))
             due += TICK_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
         await asyncio.gather(*probes)
 
     async def _ask(self, port: int) -> None:
         asked = time.monotonic()
-        wire = await Wire.open(port)
-        await wire.send(b"".join(request(b"", "GET", "/health")))
-        head, _ = await wire.all()
+        try:
+            wire = await Wire.open(port)
+            await wire.send(b"".join(request(b"", "GET", "/health")))
+            head, _ = await wire.all()
+            wire.close()
+        except (OSError, EOFError) as error:
+            self.faults.append(f"/health gave no answer: {error!r}")
+            return
         self.health_s.append(time.monotonic() - asked)
         if head.status != 200:
             self.faults.append(f"/health said {head.status}")
-        wire.close()
 
     def slope_mb_per_min(self) -> float:
         """Least squares over the last 4/5: the first brings what grows once."""
@@ -135,7 +110,8 @@ def soak(daemon: Daemon, clients: int, seconds: float) -> dict[str, Any]:
     """The run; what clients and daemon did, and every fault."""
     pool = asyncio.run(soak_pool.known(daemon.port, POOL, SEED))
     time.sleep(1)  # its connection closes
-    descriptors, cpu_s = daemon.descriptors(), daemon.cpu_s()
+    proc = Proc(daemon.process.pid)
+    descriptors, cpu_s = proc.descriptors(), proc.cpu_s()
     seen, watch = soak_clients.Seen(), Watch()
     begun = time.monotonic()
     spawn = multiprocessing.get_context("spawn")  # the clients' processes begin clean
@@ -151,14 +127,16 @@ def soak(daemon: Daemon, clients: int, seconds: float) -> dict[str, Any]:
             )
             for number in range(PROCESSES)
         ]
-        asyncio.run(watch.run(daemon, lambda: all(run.done() for run in runs)))
+        asyncio.run(watch.run(daemon.port, proc, lambda: all(run.done() for run in runs)))
         for run in runs:
             seen.add(run.result())
-    seconds, cpu_s = time.monotonic() - begun, daemon.cpu_s() - cpu_s
-    settled = _settle(daemon, descriptors)
-    rss_mb = daemon.rss_mb()
+    seconds, cpu_s = time.monotonic() - begun, proc.cpu_s() - cpu_s
+    settled = _settle(proc, descriptors)
+    rss_mb = proc.rss_mb()
     daemon.process.send_signal(signal.SIGTERM)
-    code = daemon.process.wait(SETTLE_S)
+    code: int | None = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = daemon.process.wait(SETTLE_S)
     log = daemon.log.read_text()
     ledger = Ledger.read(log)
     ledger.requests = ledger.requests[len(pool) :]
@@ -166,7 +144,7 @@ def soak(daemon: Daemon, clients: int, seconds: float) -> dict[str, Any]:
     if settled > descriptors:
         faults.append(f"{settled} open files after the run, {descriptors} before")
     if code != 0:
-        faults.append(f"the daemon ended with {code}")
+        faults.append(f"the daemon ended with {code}")  # None: it did not
     if "draining: 0 requests" not in log:
         faults.append("the daemon was not idle at the end")
     return {
@@ -194,11 +172,11 @@ def soak(daemon: Daemon, clients: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _settle(daemon: Daemon, descriptors: int) -> int:
+def _settle(proc: Proc, descriptors: int) -> int:
     deadline = time.monotonic() + SETTLE_S
-    while daemon.descriptors() > descriptors and time.monotonic() < deadline:
+    while proc.descriptors() > descriptors and time.monotonic() < deadline:
         time.sleep(0.1)
-    return daemon.descriptors()
+    return proc.descriptors()
 
 
 def _share(seen: soak_clients.Seen) -> float:
@@ -217,8 +195,8 @@ def percentiles_ms(seconds: list[float]) -> dict[str, float]:
     """p50, p99 and the longest; nothing of nothing."""
     if not seconds:
         return {}
-    p50, p99, most = np.percentile(seconds, [50, 99, 100]) * 1e3
-    return {"p50": round(p50, 1), "p99": round(p99, 1), "max": round(most, 1)}
+    found = {"p50": percentile(seconds, 50), "p99": percentile(seconds, 99), "max": max(seconds)}
+    return {name: round(value * 1e3, 1) for name, value in found.items()}
 
 
 def table(found: dict[str, Any]) -> Iterator[str]:
@@ -251,11 +229,8 @@ def main() -> None:
         if options.minutes <= 0:
             raise ConfigError("--minutes must be more than 0")
         name = Bundle.load(options.bundle).manifest.recipe.engine
-        with (
-            tempfile.TemporaryDirectory() as directory,
-            started(options.bundle, Path(directory) / "log") as daemon,
-        ):
-            found = soak(daemon, options.clients, options.minutes * 60)
+        with started(options.bundle) as one:
+            found = soak(one, options.clients, options.minutes * 60)
         found = {**origin(cpu_facts(), ["uvicorn", "starlette"]), "engine": name, **found}
         for line in table(found):
             say(options, line)

@@ -9,6 +9,8 @@ from typing import Any
 
 from soak_wire import Wire, request
 
+from edge_rt.errors import EngineError
+
 TEXTS = ("def main(", "import os\n", "class Reader:\n    def ", "The ", "for i in range(", "x")
 LONG = 8  # the first ones: for clients that read slowly
 STOPS = ("e", "\n", " self", "in", "):", "the")
@@ -88,7 +90,7 @@ async def known(port: int, count: int, seed: int) -> list[Known]:
         await wire.send(b"".join(request(body)))
         head, content = await wire.all()
         if head.status != 200:
-            raise RuntimeError(f"{body} got {head.status}: {content.decode()}")
+            raise EngineError(f"{body} got {head.status}: {content.decode()}")
         answer = json.loads(content)
         found.append(Known(body, answer["choices"], answer["usage"]))
     wire.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -144,7 +144,7 @@ class Client:
         return prompt_tokens
 
     @contextlib.contextmanager
-    def _errors_told(self) -> Any:
+    def _errors_told(self) -> Iterator[None]:
         try:
             yield
         except aiohttp.ClientConnectorError as error:
@@ -210,9 +210,7 @@ class _Answer:
         """Of the usage; EngineError if the answer is not whole: half of one is no measurement."""
         timing, counted = self._timing, self._usage.get("completion_tokens")
         tokens, finish = len(timing.token_ns), timing.finish
-        is_whole = finish is FinishReason.STOP or (
-            finish is FinishReason.LENGTH and tokens == max_tokens
-        )
+        is_whole = finish is FinishReason.LENGTH and tokens == max_tokens
         if not timing.ended_ns or not is_whole:
             end = f"finish_reason {finish.value}" if finish and timing.ended_ns else "no end"
             raise EngineError(

@@ -9,8 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from edge_rt.bench.client import Address
 from edge_rt.errors import EngineError
@@ -18,11 +20,28 @@ from edge_rt.errors import EngineError
 START_S, END_S = 600.0, 40.0  # a large engine loads for minutes; drain_s is 30
 
 
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A process of `edge-rt serve` that is ready."""
+
+    process: subprocess.Popen[bytes]
+    address: Address
+    log: Path  # its stderr
+
+    @property
+    def port(self) -> int:
+        """At 127.0.0.1."""
+        port = urlsplit(self.address.base).port
+        assert port is not None
+        return port
+
+
 @contextmanager
-def started(bundle: Path) -> Iterator[Address]:
+def started(bundle: Path) -> Iterator[Daemon]:
     """`edge-rt serve` on a bundle at a free port of 127.0.0.1 until the block is left.
 
-    EngineError if it does not start, or ends within the block.
+    EngineError if it does not start; one that comes from the block says how the daemon has ended,
+    if it has.
     """
     command = [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(bundle), "--port", "0"]
     with tempfile.TemporaryDirectory() as directory:
@@ -36,7 +55,7 @@ def started(bundle: Path) -> Iterator[Address]:
                 start_new_session=True,  # Ctrl-C is ours, and ends it in its turn
             )
         try:
-            yield _wait(process, log)
+            yield Daemon(process, _wait(process, log), log)
         except EngineError as error:
             if process.poll() is None:
                 raise
@@ -46,11 +65,10 @@ def started(bundle: Path) -> Iterator[Address]:
             ) from error
         finally:
             process.send_signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(END_S)
-            finally:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path) -> Address:

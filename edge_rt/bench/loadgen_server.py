@@ -174,15 +174,18 @@ async def _run(job: Job) -> dict[str, Any]:
 def due_ns(trace: str, issued_ns: Sequence[int]) -> list[int]:
     """When each query was due, by our clock; `issued_ns` is when its issue has reached us.
 
-    LoadGen's clock is put beside ours by the query that came with the least delay. If the trace
-    does not tell of all queries, as of a LoadGen that writes another one, they are `issued_ns`.
+    LoadGen's clock is put beside ours by the query that came with the least delay. EngineError if
+    the trace does not tell of all queries, as of a LoadGen that writes another one.
     """
     found = {
         int(seq): (round(float(at_us) * 1e3), int(delay_ns))
         for at_us, seq, delay_ns in _SAMPLE.findall(trace)
     }
     if found.keys() != set(range(len(issued_ns))):
-        return list(issued_ns)
+        raise EngineError(
+            f"LoadGen's trace tells of {len(found)} of {len(issued_ns)} queries when they were "
+            f"due; take --timer own"
+        )
     zero_ns = min(at - sum(found[seq]) for seq, at in enumerate(issued_ns))
     return [zero_ns + found[seq][0] for seq in range(len(issued_ns))]
 

@@ -143,8 +143,8 @@ def _daemon(target: str) -> Iterator[tuple[Address, dict[str, Any]]]:
         return
     recipe = Bundle.load(Path(target)).manifest.recipe
     about = {"engine": recipe.engine, "bundle": target, "max_batch": recipe.max_batch}
-    with daemon.started(Path(target)) as address:
-        yield address, about
+    with daemon.started(Path(target)) as one:
+        yield one.address, about
 
 
 def _time(
