@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -145,8 +147,37 @@ def test_refusals_come_before_any_stream(
     message: str,
     stream: bool,
 ) -> None:
+    """vLLM #765, #1087: a prompt longer than the context hung; llm-d-inference-sim #596: the error
+    came inside the stream.
+    """
     with pytest.raises(error, match=message):
         complete(stream=stream, **arguments)
+
+
+def test_a_stream_that_is_closed_is_cancelled(complete: Callable[..., Any], daemon: Daemon) -> None:
+    def cancelled() -> float:
+        page = httpx.get(f"{daemon.url}/metrics").text
+        found = re.search(r'sequences_finished_total{.*"cancelled".*} (.*)', page)
+        assert found is not None
+        return float(found[1])
+
+    before = cancelled()
+    rest = {"extra_body": {"ignore_eos": True}}
+    with complete(max_tokens=480, stream=True, **rest) as stream:
+        assert next(iter(stream)).choices[0].finish_reason is None
+    deadline = time.monotonic() + 20
+    while cancelled() == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_no_other_origin_may_ask(daemon: Daemon) -> None:
+    headers = {"origin": "http://elsewhere", "access-control-request-method": "POST"}
+    for answer in (
+        httpx.options(f"{daemon.url}/v1/completions", headers=headers),
+        httpx.post(f"{daemon.url}/v1/completions", headers=headers, json={"prompt": "x"}),
+    ):
+        assert not any(name.startswith("access-control") for name in answer.headers)
 
 
 def test_bodies_that_are_no_requests(daemon: Daemon) -> None:

@@ -54,6 +54,7 @@ def open_stream(daemon: Daemon, tokens: int) -> socket.socket:
 
 
 def test_a_client_that_goes_away_frees_its_place(slow: Path) -> None:
+    """llama.cpp #11720, #13262, #24496: it was generated for, also while it waited."""
     with started(slow) as daemon:
         running = open_stream(daemon, 400)
         assert b"200 OK" in running.recv(1000)
