@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,14 @@ class Tokenizer:
             raise RequestError(
                 f"the text has half a surrogate pair at character {error.start}; send valid Unicode"
             ) from error
-        ids: list[int] = self._inner.encode(text).ids
+        # Of one text the library's `encode` would hold up all other threads of the interpreter.
+        ids: list[int] = self._inner.encode_batch([text])[0].ids
         return ids
+
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """No text has fewer tokens than its bytes divided by this."""
+        return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""

@@ -74,7 +74,7 @@ A key is to be random, so that a plain SHA-256 is as good as a slow hash. Make o
 ```sh
 umask 077
 openssl rand -hex 32 | tr -d '\\n' > dashboard.key  # what the client sends
-sha256sum < dashboard.key  # what the file has
+sha256sum < dashboard.key | cut -d' ' -f1  # what the file has
 ```
 
 Clients send `Authorization: Bearer KEY`; [the API](api.md) says what needs one. A key that is taken

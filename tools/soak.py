@@ -145,7 +145,7 @@ def soak(daemon: Daemon, clients: int, seconds: float) -> dict[str, Any]:
         faults.append(f"{settled} open files after the run, {descriptors} before")
     if code != 0:
         faults.append(f"the daemon ended with {code}")  # None: it did not
-    if "draining: 0 requests" not in log:
+    if "draining; still being served: 0" not in log:
         faults.append("the daemon was not idle at the end")
     return {
         "clients": clients,

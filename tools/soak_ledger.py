@@ -30,7 +30,8 @@ class Ledger:
             elif level == "WARNING":
                 ledger.warnings[message] += 1
             elif name == "edge_rt.request":
-                ledger.requests.append(dict(part.split("=", 1) for part in message.split(" ")))
+                parts, _, _ = message.partition(" error=")
+                ledger.requests.append(dict(part.split("=", 1) for part in parts.split(" ")))
         return ledger
 
     def faults(self, seen: Seen) -> Iterator[str]:

@@ -204,7 +204,11 @@ class _Answer:
                 self._on_first()
             if choice["finish_reason"] is not None:
                 timing.finish = FinishReason(choice["finish_reason"])
-        self._usage = event.get("usage") or self._usage
+        if event.get("usage"):
+            names = ("prompt_tokens", "completion_tokens")
+            self._usage = {name: int(event["usage"][name]) for name in names}
+            if self._usage["prompt_tokens"] < 1:
+                raise ValueError("no prompt has no tokens")
 
     def prompt_tokens(self, max_tokens: int) -> int:
         """Of the usage; EngineError if the answer is not whole: half of one is no measurement."""

@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import math
 import os
+import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +53,18 @@ def is_url(target: str) -> bool:
     return "://" in target or target.startswith("unix:")
 
 
+def _needs_a_scheme(target: str) -> bool:
+    return re.fullmatch(r"[\w.-]+:\d+/?", target) is not None and not Path(target).exists()
+
+
 def check(options: argparse.Namespace) -> None:
     """ConfigError for what goes with this scenario only, or with others only."""
     if options.scenario == NAME:
+        if _needs_a_scheme(options.target):
+            raise ConfigError(
+                f"'{options.target}' is no URL; did you mean http://{options.target}?"
+            )
+        import_module("edge_rt.bench.client")  # what it needs is missed before all else
         if options.plot is not None:
             raise ConfigError("--plot draws single-stream and offline, not server")
     elif options.rate is not None or options.api_key_file is not None:

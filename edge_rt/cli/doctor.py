@@ -61,6 +61,8 @@ def examine() -> tuple[dict[str, Any], list[Problem]]:
         "onnxruntime": libraries.get("onnxruntime"),
         "onnxruntime_providers": [],
         "loadgen": _version("mlcommons-loadgen"),
+        "aiohttp": _version("aiohttp"),
+        "uvicorn": _version("uvicorn"),
         "matplotlib": _version("matplotlib"),
         "torch": _version("torch"),
     }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
+import sys
 from functools import partial
 from pathlib import Path
 
-from edge_rt.cli.output import Commands, add_command
+from edge_rt.cli.output import Commands, add_command, finish
 
 
 def add_parser(commands: Commands) -> None:
@@ -21,8 +23,13 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are settings to be read again
     from edge_rt.serve import settings
     from edge_rt.serve.daemon import Daemon
 
+    def say_ready(where: str, model: str) -> None:
+        finish(options, {"url": where, "model": model})
+        sys.stdout.flush()
+
     read = partial(settings.load, options.config, host=options.host, port=options.port)
-    return asyncio.run(Daemon(options.bundle, read).serve())
+    return asyncio.run(Daemon(options.bundle, read, say_ready).serve())

@@ -14,8 +14,9 @@ from starlette.routing import Route
 import edge_rt
 from edge_rt.serve import openapi, schema
 from edge_rt.serve.completions import check_model
-from edge_rt.serve.endpoint import CompletionsEndpoint, authorized
+from edge_rt.serve.endpoint import CompletionsEndpoint, authorized, client_of
 from edge_rt.serve.errors import Refusal
+from edge_rt.serve.journal import Entry
 from edge_rt.serve.state import State, Status
 from edge_rt.telemetry.prometheus import Exposition
 
@@ -87,9 +88,11 @@ class Pages:
         what = f"{request.url.path} takes no {request.method}"
         return Refusal(405, what, "method_not_allowed", headers=headers).response()
 
-    async def refused(self, _request: Request, error: Exception) -> Response:
+    async def refused(self, request: Request, error: Exception) -> Response:
         """As the refusal says."""
         assert isinstance(error, Refusal)
+        entry = Entry(client_of(request.scope), status=error.status, error=str(error))
+        entry.write(None, (), prompts=False)
         return error.response()
 
     async def failed(self, _request: Request, error: Exception) -> Response:

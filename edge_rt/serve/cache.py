@@ -50,7 +50,7 @@ def _key(call: Call) -> Hashable | None:
         call.requests[0].rows,
         call.shown,
         call.stop,
-        call.texts,
+        bool(body.echo),
         body.logprobs,
     )
 

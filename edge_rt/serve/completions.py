@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,7 @@ from edge_rt.tokenizer import Tokenizer
 
 LONG_TEXT = 4096  # characters: from here on text is tokenized in a thread
 SEEDS = 2**63
+TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # so that no two keys are one token
 
 _encode = msgspec.json.Encoder().encode
 
@@ -34,7 +36,6 @@ class Call:
 
     id: str
     body: CompletionRequest
-    texts: tuple[str, ...]  # of the prompts, for echo
     requests: tuple[Request, ...]
     stop: tuple[str, ...]
 
@@ -50,6 +51,8 @@ class Completions:
     def __init__(self, front: Front, tokenizer: Tokenizer, model: str, eos: int | None) -> None:
         self._front, self._tokenizer = front, tokenizer
         self.model, self._eos = model, eos
+        self._context = front.engine[0].max_context
+        self._most_characters = self._context * tokenizer.longest_token_bytes
 
     async def understand(
         self,
@@ -71,7 +74,7 @@ class Completions:
             raise RequestError(f"best_of {body.best_of} is less than n {body.n}")
         if body.stream and rows > (body.n or 1):
             raise RequestError("best_of cannot be streamed: it is known at the end which are best")
-        prompts = [await self._tokens(prompt) for prompt in schema.prompts(body)]
+        prompts = await self._tokens(schema.prompts(body))
         sampling, now_ns = self._sampling(body, rows), time.monotonic_ns()
         timeout_s = min(body.timeout_s or settings.timeout_s, settings.max_timeout_s)
         name = f"cmpl-{secrets.token_hex(12)}"
@@ -87,26 +90,35 @@ class Completions:
             )
             for index, prompt in enumerate(prompts)
         )
-        texts = tuple(self._tokenizer.decode(prompt) for prompt in prompts) if body.echo else ()
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-        return Call(name, body, texts, requests, stop)
+        return Call(name, body, requests, stop)
 
-    async def _tokens(self, prompt: str | Sequence[int]) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        if len(prompt) > LONG_TEXT:
-            return await asyncio.to_thread(self._tokenizer.encode, prompt)
-        return self._tokenizer.encode(prompt)
+    async def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        """Of all prompts; RequestError at once for a text that cannot fit, however it is cut."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            if len(text) > self._most_characters:
+                raise RequestError(
+                    f"a prompt of {len(text)} characters is more than the {self._context} tokens "
+                    f"of a request"
+                )
+
+        def encode() -> list[list[int]]:
+            return [
+                self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+                for prompt in prompts
+            ]
+
+        if sum(map(len, texts)) > LONG_TEXT:
+            return await asyncio.to_thread(encode)
+        return encode()
 
     def _sampling(self, body: CompletionRequest, rows: int) -> SamplingParams:
         default = SamplingParams()
         stop_tokens = frozenset(body.stop_token_ids or ())
         if self._eos is not None and not body.ignore_eos:
             stop_tokens |= {self._eos}
-        try:
-            bias = tuple((int(token), value) for token, value in (body.logit_bias or {}).items())
-        except ValueError as error:
-            raise RequestError("logit_bias maps token ids to numbers") from error
+        bias = _bias(body.logit_bias or {})
         logprobs = body.logprobs
         if logprobs is None and rows > (body.n or 1):
             logprobs = 0  # best_of chooses by them
@@ -150,10 +162,10 @@ class Completions:
             await tickets[0].mailbox.take()
         for ticket in tickets:
             ticket.choices.check()
-        choices = []
+        choices, echoed = [], self._echoed(call)
         for place, ticket in enumerate(tickets):
             for index, choice in enumerate(ticket.choices.best(call.shown)):
-                prefix = call.texts[place] if call.texts else ""
+                prefix = echoed[place] if echoed else ""
                 choices.append(
                     CompletionChoice(
                         index=place * call.shown + index,
@@ -169,7 +181,7 @@ class Completions:
         created = int(time.time())
         read = [[0] * call.shown for _ in tickets]  # tokens of each row
         offset = [[0] * call.shown for _ in tickets]  # characters
-        for place, text in enumerate(call.texts):
+        for place, text in enumerate(self._echoed(call)):
             for row in range(call.shown):
                 prompt = CompletionChoice(place * call.shown + row, text, None, None)
                 yield self._event(call, created, prompt)
@@ -202,6 +214,11 @@ class Completions:
         if options is not None and options.include_usage:
             yield _sse(_encode(self._completion(call, [], usage(tickets), created)))
         yield b"data: [DONE]\n\n"
+
+    def _echoed(self, call: Call) -> list[str]:
+        """The prompts' texts, where they are wanted; only of tokens that the engine has."""
+        wanted = call.requests if call.body.echo else ()
+        return [self._tokenizer.decode(request.prompt) for request in wanted]
 
     def _frame(self, call: Call, created: int, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the text of an event that brings nothing else."""
@@ -239,10 +256,16 @@ class Completions:
         return {self._tokenizer.token_text(one): logprob for one, logprob in token.top} or None
 
 
+def _bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    if not all(TOKEN_ID.fullmatch(token) for token in given):
+        raise RequestError("logit_bias maps token ids, as 0 or 15496, to numbers")
+    return tuple((int(token), value) for token, value in given.items())
+
+
 def check_model(asked: str | None, served: str) -> None:
     """Refusal of another model."""
-    if asked not in {None, served}:
-        message = f"the model '{asked}' is not served here, '{served}' is"
+    if asked is not None and asked != served:
+        message = f"the model '{asked[:100]}' is not served here, '{served}' is"
         raise Refusal(404, message, "model_not_found", "model")
 
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import termios
 import time
+from array import array
 from collections.abc import Iterable
 from typing import Any
+
+
+def _unacknowledged(connection: Any) -> int:
+    """Bytes that the kernel has and the client has not taken."""
+    found = array("i", [0])
+    fcntl.ioctl(connection.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, found)
+    return found[0]
 
 
 class Connections:
@@ -21,11 +31,11 @@ class Connections:
         """
         now_s, since_s = time.monotonic(), dict[object, float]()
         for connection in connections:
-            unsent_bytes = connection.transport.get_write_buffer_size()
+            unsent = connection.transport.get_write_buffer_size(), _unacknowledged(connection)
             cycle = connection.cycle  # one request and its answer
-            if unsent_bytes or cycle is None or cycle.response_complete:
+            if any(unsent) or cycle is None or cycle.response_complete:
                 # The next request or byte makes another key, and so begins anew.
-                key = connection, cycle, unsent_bytes
+                key = connection, cycle, unsent
                 since_s[key] = self._since_s.get(key, now_s)
                 if now_s - since_s[key] > limit_s:
                     connection.transport.abort()

@@ -29,8 +29,8 @@ from edge_rt.serve.completions import Completions
 from edge_rt.serve.connections import Connections
 from edge_rt.serve.front import Front
 from edge_rt.serve.journal import JournalFormatter
-from edge_rt.serve.keys import Keys
-from edge_rt.serve.listen import listen, remove
+from edge_rt.serve.keys import Keys, key_changes
+from edge_rt.serve.listen import Listening
 from edge_rt.serve.settings import Settings
 from edge_rt.serve.state import State
 from edge_rt.tokenizer import Tokenizer
@@ -52,11 +52,17 @@ class _Server(uvicorn.Server):
 class Daemon:
     """One bundle served at one address.
 
-    `read_settings` reads them anew for SIGHUP; ConfigError if they cannot work.
+    `read_settings` reads them anew for SIGHUP; ConfigError if they cannot work. `on_ready` is told
+    where it listens, and the model's name.
     """
 
-    def __init__(self, bundle: Path, read_settings: Callable[[], Settings]) -> None:
-        self._path, self._read_settings = bundle, read_settings
+    def __init__(
+        self,
+        bundle: Path,
+        read_settings: Callable[[], Settings],
+        on_ready: Callable[[str, str], None],
+    ) -> None:
+        self._path, self._read_settings, self._on_ready = bundle, read_settings, on_ready
         self._stops = 0  # that were asked for
         found = read_settings()
         name = found.server.model_name or bundle.resolve().name
@@ -71,7 +77,7 @@ class Daemon:
             aio.add_signal_handler(number, self._ask_to_stop, stop)
         aio.add_signal_handler(signal.SIGHUP, self.reload)
         app = make_app(state)
-        bound, where = listen(state.settings.server)
+        listening = Listening(state.settings.server)
         server = _Server(
             uvicorn.Config(
                 app,
@@ -82,12 +88,13 @@ class Daemon:
                 timeout_graceful_shutdown=5,
             )
         )
-        serving = asyncio.ensure_future(server.serve([bound]))
+        serving = asyncio.ensure_future(server.serve([listening.socket]))
         ticking = asyncio.ensure_future(self._tick(server))
         stopping = asyncio.ensure_future(stop.wait())
         try:
-            front = await self._load_unless(stopping)
-            logger.info("ready: %s at %s", state.model, where)
+            front = await self._load_unless(stopping, listening)
+            logger.info("ready: %s at %s", state.model, listening.where)
+            self._on_ready(listening.where, state.model)
             ended = asyncio.ensure_future(front.ended())
             await asyncio.wait({serving, ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
@@ -100,7 +107,8 @@ class Daemon:
             ticking.cancel()
             server.should_exit = True
             await serving
-            remove(state.settings.server)
+            listening.remove()
+        logger.info("stopped")
         return 0 if stop.is_set() else 1
 
     def _ask_to_stop(self, stop: asyncio.Event) -> None:
@@ -118,19 +126,20 @@ class Daemon:
             return
         changed, fixed = config.changes(state.settings, found)
         if fixed:
-            logger.error("settings stay as they were: %s need a restart", ", ".join(fixed))
+            logger.error("settings stay as they were: a restart is needed for %s", ", ".join(fixed))
             return
+        changed += [f"key '{name}'" for name in key_changes(state.keys, keys)]
         state.settings, state.keys = found, keys
+        logger.info("settings read again; changed: %s", ", ".join(changed) or "nothing")
         set_up_logging(found.log)
-        logger.info("settings read again; changed: %s", ", ".join(changed) or "none but keys")
 
-    async def _load_unless(self, stopping: asyncio.Future[Any]) -> Front:
+    async def _load_unless(self, stopping: asyncio.Future[Any], listening: Listening) -> Front:
         """Load, or end the process where it is: a library that reads weights cannot be stopped."""
         loading = asyncio.ensure_future(self._load())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             logger.info("stopped while loading")
-            remove(self._state.settings.server)
+            listening.remove()
             logging.shutdown()
             os._exit(0)
         return await loading
@@ -154,13 +163,13 @@ class Daemon:
     async def _drain(self, front: Front) -> None:
         state, aio = self._state, asyncio.get_running_loop()
         state.status = "draining"
-        logger.info("draining: %d requests are being served", front.alive)
+        logger.info("draining; still being served: %d", front.alive)
         limit = aio.time() + state.settings.server.drain_s
         while front.alive and aio.time() < limit and self._stops == 1:
             await asyncio.sleep(0.02)
         if front.alive:
             why = "drain_s is over" if self._stops == 1 else "told to stop again"
-            logger.warning("%s: %d requests are cancelled", why, front.alive)
+            logger.warning("%s; cancelled: %d", why, front.alive)
 
     async def _tick(self, server: uvicorn.Server) -> None:
         connections = Connections()

@@ -35,6 +35,8 @@ class _Active:
     answer: asyncio.Future[None] | None = None
     charged: int = 0  # of its key's requests
     kept: schema.Completion | None = None  # the answer, if the cache had it
+    is_answered: bool = False  # all but the last piece
+    is_gone: bool = False  # the client, before that
 
 
 class ClientGone(Exception):  # noqa: N818 - nobody has erred
@@ -49,7 +51,7 @@ class CompletionsEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; what its client leaves behind is cancelled."""
-        active = _Active(Entry())
+        active = _Active(Entry(client_of(scope)))
         try:
             await self._serve(active, scope, receive, send)
         finally:
@@ -64,7 +66,7 @@ class CompletionsEndpoint:
         try:
             await self._accept(active, scope, receive)
         except Refusal as refusal:
-            active.entry.status = refusal.status
+            active.entry.status, active.entry.error = refusal.status, str(refusal)
             await refusal.response()(scope, receive, send)
             return
         except ClientGone:
@@ -73,13 +75,13 @@ class CompletionsEndpoint:
         completions = self._state.completions
         assert completions is not None
         active.answer = asyncio.ensure_future(self._answer(active, scope, receive, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(_watch(active, receive))
         try:
             await asyncio.wait({active.answer, gone}, return_when=asyncio.FIRST_COMPLETED)
             if active.answer.done() and not active.answer.cancelled():
                 active.answer.result()
         finally:
-            if not active.answer.done() or active.answer.cancelled():
+            if active.is_gone or not active.answer.done() or active.answer.cancelled():
                 active.entry.status = GONE
             completions.cancel(active.tickets)
             for task in (active.answer, gone):
@@ -92,6 +94,9 @@ class CompletionsEndpoint:
         active.entry.key = None if key is None else key.name
         if state.status != "ready" or state.completions is None or state.front is None:
             raise Refusal(503, f"the server is {state.status}", headers={"retry-after": "5"})
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdigit() and int(length) > settings.max_body_bytes:  # before "100 Continue"
+            raise _too_long(settings.max_body_bytes)
         body = parse(await read(receive, settings))
         try:
             active.call = await state.completions.understand(
@@ -99,6 +104,7 @@ class CompletionsEndpoint:
             )
             active.kept = state.cache.get(active.call)
             if active.kept is not None:
+                active.entry.is_cached = True
                 return
             wanted = len(active.call.requests)
             _check_fits(wanted, settings, key)
@@ -124,7 +130,10 @@ class CompletionsEndpoint:
         if call.body.stream:
             await send({"type": "http.response.start", "status": 200, "headers": SSE})
             async for events in completions.stream(call, active.tickets):
+                if active.is_gone:  # then `send` says nothing
+                    return
                 await send({"type": "http.response.body", "body": events, "more_body": True})
+            active.is_answered = not active.is_gone
             await send({"type": "http.response.body", "body": b""})
             return
         try:
@@ -135,8 +144,9 @@ class CompletionsEndpoint:
             content = msgspec.json.encode(msgspec.structs.replace(answer, id=call.id))
             response = Response(content, media_type="application/json")
         except EngineError as error:
-            active.entry.status = 500
+            active.entry.status, active.entry.error = 500, str(error)
             response = Refusal(500, str(error), "engine_error").response()
+        active.is_answered = True
         await response(scope, receive, send)
 
 
@@ -150,8 +160,18 @@ def _check_fits(prompts: int, settings: ServerSettings, key: ApiKey | None) -> N
             raise RequestError(f"{prompts} prompts are more than the {limit} that {who} at once")
 
 
+def _too_long(limit: int) -> Refusal:
+    return Refusal(413, f"the body is longer than {limit} bytes")
+
+
 def _busy(message: str, code: str) -> Refusal:
     return Refusal(429, f"{message}; try again", code, headers={"retry-after": "1"})
+
+
+def client_of(scope: Scope) -> str | None:
+    """The client's address; a Unix socket's has none."""
+    client = scope.get("client")
+    return client[0] or None if client else None
 
 
 def authorized(state: State, scope: Scope) -> ApiKey | None:
@@ -178,7 +198,7 @@ def parse(body: bytes) -> schema.CompletionRequest:
     except msgspec.ValidationError as error:
         place = str(error).partition(" - at `$.")[2]
         raise Refusal(422, str(error), param=place.rstrip("`") or None) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(400, f"the body is not valid JSON: {error}", "invalid_json") from error
 
 
@@ -198,11 +218,12 @@ async def read(receive: Receive, settings: ServerSettings) -> bytes:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > limit:
-            raise Refusal(413, f"the body is longer than {limit} bytes")
+            raise _too_long(limit)
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _watch(active: _Active, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    active.is_gone = not active.is_answered

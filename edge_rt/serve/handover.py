@@ -50,5 +50,5 @@ class Handover(Generic[T]):
         self._delivered_s = time.monotonic()
         self._delivered.set()
         if items:
+            self._aio.call_later(EVERY_S, self._run)  # first: a delivery that fails is one only
             self._deliver(items)
-            self._aio.call_later(EVERY_S, self._run)

@@ -14,6 +14,7 @@ from edge_rt.serve.front import Ticket
 
 logger = logging.getLogger("edge_rt.request")
 
+ERROR_CHARACTERS = 300
 GONE = 499  # as nginx has it: the client has closed the request
 
 # journald reads a priority in front of a line: man 3 sd-daemon.
@@ -33,8 +34,11 @@ class JournalFormatter(logging.Formatter):
 class Entry:
     """What is known of a request; `write` says it once."""
 
+    client: str | None = None  # its address
     key: str | None = None
     status: int = 500  # until there is another: a fault of ours
+    error: str | None = None  # why it was refused
+    is_cached: bool = False  # whether the answer is one that was kept
     begun_ns: int = field(default_factory=time.monotonic_ns)
 
     def write(self, call: Call | None, tickets: Sequence[Ticket], *, prompts: bool) -> None:
@@ -42,7 +46,12 @@ class Entry:
         if not logger.isEnabledFor(logging.INFO):
             return
         now_ns = time.monotonic_ns()
-        parts: dict[str, object] = {"status": self.status, "key": self.key}
+        parts: dict[str, object] = {
+            "status": self.status,
+            "client": self.client,
+            "key": self.key,
+            "cached": self.is_cached or None,
+        }
         if call is not None:
             choices = [choice for ticket in tickets for choice in ticket.choices.rows]
             first_ns = min((c.first_token_ns for c in choices if c.first_token_ns), default=None)
@@ -63,6 +72,8 @@ class Entry:
                     "text": json.dumps([choice.text for choice in choices], ensure_ascii=False),
                 }
         parts["latency_ms"] = (now_ns - self.begun_ns) / 1e6
+        if self.error is not None:
+            parts["error"] = json.dumps(self.error[:ERROR_CHARACTERS], ensure_ascii=False)
         logger.info("%s", " ".join(f"{k}={_text(v)}" for k, v in parts.items() if v is not None))
 
 

@@ -43,7 +43,10 @@ class ApiKey:
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-f]{64}", self.sha256):
-            raise ConfigError(f"sha256 of key '{self.name}' is not 64 hexadecimal digits")
+            raise ConfigError(
+                f"sha256 of key '{self.name}' is not 64 hexadecimal digits, but "
+                f"{len(self.sha256)} characters; sha256sum prints a name behind them"
+            )
         if self.max_requests is not None and self.max_requests < 1:
             raise ConfigError(f"max_requests of key '{self.name}' must be 1 or more")
 
@@ -75,6 +78,11 @@ class Keys:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
+    @property
+    def all(self) -> list[ApiKey]:
+        """Each of them."""
+        return list(self._by_hash.values())
+
     def find(self, authorization: str | None) -> ApiKey | None:
         """Whose key an Authorization header carries; None if it carries none of ours.
 
@@ -85,3 +93,9 @@ class Keys:
         if scheme.lower() != "bearer" or not key:
             return None
         return self._by_hash.get(hashlib.sha256(key.strip().encode("latin-1")).hexdigest())
+
+
+def key_changes(old: Keys | None, new: Keys | None) -> list[str]:
+    """Names of the keys that came, went, or may do something else now."""
+    before, after = (set(keys.all if keys else ()) for keys in (old, new))
+    return sorted({key.name for key in before ^ after})

@@ -15,11 +15,13 @@ from edge_rt.errors import RequestError
 
 MAX_PROMPTS = 64
 MAX_STOP = 4
+MAX_TOKEN_IDS = 4096  # of a bias, or that stop
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=1, le=128)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1000)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 TokenId = Annotated[int, Meta(ge=0)]
 
 
@@ -50,7 +52,7 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP)] | None = None
     presence_penalty: Penalty | None = 0.0
     frequency_penalty: Penalty | None = 0.0
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_TOKEN_IDS)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     suffix: str | None = None
     user: str | None = None
@@ -59,7 +61,7 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = False
     # Ours.
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None

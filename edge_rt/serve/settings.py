@@ -76,7 +76,7 @@ class ServerSettings:
         default=3600.0, metadata={"doc": "The most that a request gets, whatever it says."}
     )
     max_body_bytes: int = field(
-        default=8 << 20, metadata={"doc": "The longest body that is read; a longer one gets 413."}
+        default=1 << 20, metadata={"doc": "The longest body that is read; a longer one gets 413."}
     )
     slow_client_s: float = field(
         default=30.0,
@@ -88,13 +88,19 @@ class ServerSettings:
     drain_s: float = field(
         default=30.0,
         metadata={
-            "doc": "After SIGTERM what is served may go on for so long; then it is cancelled."
+            "doc": "After SIGTERM what is served may go on for so long; then, or at a second "
+            "SIGTERM, it is cancelled."
         },
     )
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65_535, f"port must be 0 to 65535, found {self.port}")
-        _require(self.model_name != "", "model_name is empty; leave it out or give a name")
+        for name in ("model_name", "unix_socket", "api_keys_file"):
+            _require(getattr(self, name) != "", f"{name} is empty; leave it out or give it a value")
+        _require(
+            (self.model_name or "").isprintable(),
+            f"model_name has characters that cannot be printed: {self.model_name!r}",
+        )
         _require(self.max_queue >= 1, f"max_queue must be 1 or more, found {self.max_queue}")
         _require(
             self.max_body_bytes >= 1024,
@@ -103,7 +109,7 @@ class ServerSettings:
         for name in ("timeout_s", "max_timeout_s", "slow_client_s"):
             value = getattr(self, name)
             _require(0 < value <= 86_400, f"{name} must be more than 0 and at most 86400 (a day)")
-        _require(0 <= self.drain_s <= 86_400, "drain_s must be 0 to 86400")
+        _require(0 <= self.drain_s <= 86_400, f"drain_s must be 0 to 86400, found {self.drain_s:g}")
         _require(
             self.timeout_s <= self.max_timeout_s,
             f"timeout_s {self.timeout_s:g} is more than max_timeout_s {self.max_timeout_s:g}",

@@ -129,12 +129,20 @@ def test_best_of(complete: Callable[..., Any]) -> None:
         ({"prompt": []}, openai.BadRequestError, "prompt is an empty list"),
         ({"prompt": ["a", 1]}, openai.BadRequestError, "prompt must be text, a list of texts"),
         ({"prompt": [99999]}, openai.BadRequestError, "token id 99999 in the prompt"),
+        (
+            {"prompt": [2**70], "echo": True},
+            openai.BadRequestError,
+            "token id 1180591620717411303424",
+        ),
         ({"max_tokens": 0}, openai.UnprocessableEntityError, r"\$.max_tokens"),
         ({"echo": True, "logprobs": 0}, openai.BadRequestError, "echo with logprobs"),
         ({"n": 100}, openai.BadRequestError, "a request may take 1 to 16 continuations"),
         ({"n": 2, "best_of": 1}, openai.BadRequestError, "best_of 1 is less than n 2"),
         ({"suffix": "x"}, openai.BadRequestError, "suffix is not supported"),
         ({"logit_bias": {"x": 1}}, openai.BadRequestError, "logit_bias maps token ids"),
+        ({"logit_bias": {"1": 1, "01": 1}}, openai.BadRequestError, "logit_bias maps token ids"),
+        ({"logit_bias": {"1_0": 1}}, openai.BadRequestError, "logit_bias maps token ids"),
+        ({"prompt": "a" * 500_000}, openai.BadRequestError, "500000 characters is more than the"),
         ({"model": "gpt-9"}, openai.NotFoundError, "'gpt-9' is not served here"),
         ({"temperature": 3}, openai.UnprocessableEntityError, r"\$.temperature"),
         ({"extra_body": {"nonsense": 1}}, openai.UnprocessableEntityError, "nonsense"),
@@ -190,7 +198,8 @@ def test_bodies_that_are_no_requests(daemon: Daemon) -> None:
         (b"[]", 422, "Expected `object`"),
         (b"{}", 422, "missing required field `prompt`"),
         (b'{"prompt": "\xff"}', 400, "not valid JSON"),
-        (b'{"prompt": "' + b"x" * (9 << 20) + b'"}', 413, "longer than"),
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "not valid JSON"),
+        (b'{"prompt": "' + b"x" * (2 << 20) + b'"}', 413, "longer than"),
     ):
         answer = post(body)
         assert (answer.status_code, body[:20]) == (status, body[:20])

@@ -294,7 +294,7 @@ NullRunner.decode = slowly
         finally:
             process.kill()
     assert process.returncode == 0
-    assert "told to stop again: 1 requests are cancelled" in errors
+    assert "told to stop again; cancelled: 1" in errors
 
 
 def _health(daemon: Daemon) -> int:

@@ -43,6 +43,26 @@ def test_short_steps_do_not_wake_the_other_thread_each() -> None:
     asyncio.run(run())
 
 
+def test_a_delivery_that_fails_is_one_only() -> None:
+    async def run() -> None:
+        found: list[int] = []
+
+        def deliver(items: list[int]) -> None:
+            if not found:
+                found.append(0)
+                raise ValueError
+            found.extend(items)
+
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        handed: Handover[int] = Handover(deliver)
+        for item in range(3):
+            await asyncio.to_thread(handed.put, [item])
+            await asyncio.sleep(0.05)
+        assert found == [0, 1, 2]
+
+    asyncio.run(run())
+
+
 def test_a_thread_that_stands_still_holds_the_other_up_for_a_moment_only() -> None:
     async def run() -> None:
         found: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,12 @@ def lines(
     with caplog.at_level(logging.INFO, "edge_rt.request"):
         serve(NullRunner(LIMITS, NullOptions()), tokenizer, use, state)
     messages = [r.getMessage() for r in caplog.records if r.name == "edge_rt.request"]
-    return [dict(part.split("=", 1) for part in message.split(" ")) for message in messages]
+    found = []
+    for message in messages:
+        parts, _, error = message.partition(" error=")
+        line = dict(part.split("=", 1) for part in parts.split(" "))
+        found.append(line | {"error": json.loads(error)} if error else line)
+    return found
 
 
 def test_a_line_a_request(caplog: pytest.LogCaptureFixture, demo_checkpoint: Path) -> None:
@@ -48,7 +54,11 @@ def test_a_line_a_request(caplog: pytest.LogCaptureFixture, demo_checkpoint: Pat
     assert (stream["stream"], stream["completion_tokens"]) == ("true", "3")
     assert 0 < float(stream["ttft_ms"]) <= float(stream["latency_ms"])
     assert (refused["status"], refused["completion_tokens"]) == ("400", "0")
+    assert "1000000 are more than" in refused["error"]
     assert malformed["status"] == "422"
+    assert malformed["error"].startswith("Expected `str | array`")
+    assert whole["client"] == "127.0.0.1"
+    assert not {"error", "cached"} & whole.keys()
     assert "secret" not in caplog.text
 
 

@@ -20,10 +20,10 @@ OPERATIONS = [
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_every_status_is_documented(path: str, method: str, status: Status) -> None:
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(make_app(State(status=status))[0])
+        transport = httpx.ASGITransport(make_app(State(status=status)))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.request(method, path, json={"prompt": "a"})
 
     answer = asyncio.run(ask())
     described = document(keys=False)["paths"][path][method]["responses"][str(answer.status_code)]
-    assert answer.headers["content-type"] in described["content"]
+    assert answer.headers["content-type"].partition(";")[0] in described["content"]

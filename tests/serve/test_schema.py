@@ -51,7 +51,7 @@ class Api:
         """`accepted` are the statuses that a valid request may get."""
         checks = {
             "positive_data_acceptance": {"expected-statuses": list(accepted)},
-            "negative_data_rejection": {"expected-statuses": ["400", "405", "422"]},
+            "negative_data_rejection": {"expected-statuses": ["400", "404", "405", "422"]},
         }
         config = schemathesis.Config.from_dict({"checks": checks, "max-stream-events": 10_000})
         schema = schemathesis.openapi.from_dict(document, config=config)
@@ -114,9 +114,10 @@ def servable(document: dict[str, Any]) -> dict[str, Any]:
     fields["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 100}
     fields["min_tokens"] = {"enum": [None, 0, 1]}
     fields["n"] = {"enum": [None, 1, 2, 3]}
+    fields["echo"] = {"enum": [None, False]}  # for there may be logprobs
     fields["best_of"] = fields["suffix"] = {"enum": [None]}
     fields["stop_token_ids"] = {"type": "array", "items": token}
-    fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": "^[0-9]{1,3}$"}
+    fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,2})$"}
     return narrow
 
 

@@ -41,6 +41,8 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         ("[cache]\nresponses = -1", "responses must be 0 to 1000000"),
         ("[sever]", "unknown key 'sever'; did you mean 'server'"),
         ("[server", "not valid TOML"),
+        ('[server]\nunix_socket = ""', "unix_socket is empty"),
+        ('[server]\nmodel_name = "a\\nb"', "characters that cannot be printed"),
         ("server = 5", r"s\.toml: server: expected a table, found 5"),
         ("[scheduler]\nageing_ms = -1", "ageing_ms must be 0 to"),
     ],
