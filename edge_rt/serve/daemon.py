@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,9 @@ from edge_rt.serve.cache import ResponseCache
 from edge_rt.serve.completions import Completions
 from edge_rt.serve.connections import Connections
 from edge_rt.serve.front import Front
-from edge_rt.serve.journal import JournalFormatter
 from edge_rt.serve.keys import Keys, key_changes
 from edge_rt.serve.listen import Listening
+from edge_rt.serve.log import Log
 from edge_rt.serve.settings import Settings
 from edge_rt.serve.state import State
 from edge_rt.tokenizer import Tokenizer
@@ -38,6 +37,7 @@ from edge_rt.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
+ENDING_S = 6  # that connections have when all requests have ended
 
 
 class _Server(uvicorn.Server):
@@ -63,15 +63,24 @@ class Daemon:
         on_ready: Callable[[str, str], None],
     ) -> None:
         self._path, self._read_settings, self._on_ready = bundle, read_settings, on_ready
-        self._stops = 0  # that were asked for
+        self._log, self._stops = Log(), 0  # how often it was told to stop
         found = read_settings()
         name = found.server.model_name or bundle.resolve().name
         self._state = State(found, name, _keys(found), cache=ResponseCache(found.cache.responses))
 
     async def serve(self) -> int:
         """Serve until SIGTERM or SIGINT; the exit code."""
+        self._log.start(self._state.settings.log.level)
+        try:
+            code = await self._serve()
+        finally:
+            is_written = self._log.stop()
+        if not is_written:  # Python would wait for the thread that cannot write it
+            os._exit(code)
+        return code
+
+    async def _serve(self) -> int:
         state, stop = self._state, asyncio.Event()
-        set_up_logging(state.settings.log)
         aio = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             aio.add_signal_handler(number, self._ask_to_stop, stop)
@@ -85,7 +94,7 @@ class Daemon:
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                timeout_graceful_shutdown=5,
+                timeout_graceful_shutdown=ENDING_S,
             )
         )
         serving = asyncio.ensure_future(server.serve([listening.socket]))
@@ -104,9 +113,9 @@ class Daemon:
                 logger.error("the server ends: %s", front.failure or "it cannot listen any more")
             await front.stop()
         finally:
-            ticking.cancel()
             server.should_exit = True
             await serving
+            ticking.cancel()
             listening.remove()
         logger.info("stopped")
         return 0 if stop.is_set() else 1
@@ -131,7 +140,7 @@ class Daemon:
         changed += [f"key '{name}'" for name in key_changes(state.keys, keys)]
         state.settings, state.keys = found, keys
         logger.info("settings read again; changed: %s", ", ".join(changed) or "nothing")
-        set_up_logging(found.log)
+        self._log.set_level(found.log.level)
 
     async def _load_unless(self, stopping: asyncio.Future[Any], listening: Listening) -> Front:
         """Load, or end the process where it is: a library that reads weights cannot be stopped."""
@@ -140,7 +149,7 @@ class Daemon:
         if not loading.done():
             logger.info("stopped while loading")
             listening.remove()
-            logging.shutdown()
+            self._log.stop()
             os._exit(0)
         return await loading
 
@@ -177,6 +186,8 @@ class Daemon:
             await asyncio.sleep(TICK_S)
             try:
                 limit_s = self._state.settings.server.slow_client_s
+                if server.should_exit:  # uvicorn waits for ENDING_S and then makes a fuss
+                    limit_s = min(limit_s, ENDING_S / 3)
                 connections.drop_stuck(tuple(server.server_state.connections), limit_s)
             except Exception:  # it is not worth the daemon's life
                 logger.exception("slow clients are not dropped")
@@ -191,20 +202,6 @@ def _open(bundle: Bundle) -> Runner:
         engine.close()
         raise
     return engine
-
-
-def set_up_logging(log: config.LogSettings) -> None:
-    """To stderr; with journald's priorities where stderr is the journal."""
-    handler = logging.StreamHandler(sys.stderr)
-    if "JOURNAL_STREAM" in os.environ:
-        handler.setFormatter(JournalFormatter("%(name)s: %(message)s"))
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(log.level.upper())
-    for name in ("uvicorn", "asyncio"):  # starts and stops; their warnings are kept
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _keys(found: Settings) -> Keys | None:

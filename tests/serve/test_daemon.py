@@ -340,3 +340,46 @@ Completions.understand = understand
     assert process.returncode == 0
     assert errors.count("ZeroDivisionError") == 2
     assert errors.count("edge_rt.request: status=500") == 2
+
+
+def test_a_log_that_nobody_reads(demo_bundle: BundleFactory) -> None:
+    """A pipe takes 64 kB; the daemon is neither to wait for its reader nor to stay for it."""
+    port = free_port()
+    with run_changed("", demo_bundle("demo.null"), port) as process:
+        try:
+            daemon = Daemon(process, port)
+            wait_until_ready(daemon)
+            with httpx.Client(base_url=daemon.url, timeout=20) as client:
+                for _ in range(1500):
+                    assert client.post("/v1/completions", json={}).status_code == 422
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_a_client_that_takes_nothing_does_not_hold_up_the_end(
+    demo_bundle: BundleFactory, tmp_path: Path
+) -> None:
+    body = json.dumps(
+        {"prompt": [[1]] * 64, "max_tokens": 500, "ignore_eos": True, "stream": True, "logprobs": 0}
+    ).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as stderr,
+        started(demo_bundle("demo.null"), stderr=stderr) as daemon,
+        socket.socket() as taking_nothing,
+    ):
+        taking_nothing.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        taking_nothing.connect(("127.0.0.1", daemon.port))
+        taking_nothing.sendall(head % len(body) + body)
+        idle = 'edge_rt_num_requests_running{model_name="demo.null"} 0.0'
+        done = (
+            'edge_rt_sequences_finished_total{finished_reason="length",model_name="demo.null"} 64.0'
+        )
+        wait_for(lambda: idle in (page := httpx.get(f"{daemon.url}/metrics").text) and done in page)
+        daemon.process.terminate()
+        assert daemon.process.wait(30) == 0
+    assert b"status=499" in log.read_bytes()
+    assert b"ERROR" not in log.read_bytes()
