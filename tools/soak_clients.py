@@ -48,7 +48,7 @@ NONSENSE: dict[str, tuple[int, Any]] = {  # the status that it gets, and the bod
 }
 GARBAGE = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
-    b"\xff" * 3000,
+    b"\xff" * 3000 + b"\r\n\r\n",  # without an end of line it would be waited for
     b"POST /v1/completions HTTP/1.1\r\ncontent-length: many\r\n\r\n",
     b"GET\r\n\r\n",
 )

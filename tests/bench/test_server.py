@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from serve.conftest import Daemon, started
 
@@ -40,6 +42,24 @@ def daemon(slow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dae
     config.write_text("[server]\nmax_queue = 4\n")
     with started(slow, "--config", str(config)) as one:
         yield one
+
+
+@pytest.fixture(autouse=True)
+def rest(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test has left behind is cancelled before the next begins."""
+    yield
+    if "daemon" in request.fixturenames:
+        url, deadline = request.getfixturevalue("daemon").url, time.monotonic() + 20
+        names = "edge_rt_num_requests_running", "edge_rt_num_requests_waiting"
+        while True:
+            page = httpx.get(f"{url}/metrics").text
+            values = [
+                float(re.findall(rf"^{name}{{.*}} (.*)$", page, re.MULTILINE)[0]) for name in names
+            ]
+            if not any(values):
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def nothing() -> None:
