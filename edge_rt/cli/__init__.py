@@ -89,12 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _missing_with(library: str) -> str:
     """A library that is not there, and the others of its extra that are not there either."""
-    missing = [
+    return " ".join(
         other
         for other, extra in _EXTRAS.items()
-        if extra == _EXTRAS[library] and importlib.util.find_spec(other) is None
-    ]
-    return " ".join([library, *(other for other in missing if other != library)])
+        if extra == _EXTRAS[library]
+        and (other == library or importlib.util.find_spec(other) is None)
+    )
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -205,7 +205,9 @@ def heading(result: dict[str, Any]) -> str:
     """What was measured, for people."""
     offered = f"{result['rate_per_s']:g} a second"
     if "capacity_per_s" in result:
-        offered += f" (70 % of the {result['capacity_per_s']:.3g} that it does when it is full)"
+        capacity = result["capacity_per_s"]
+        share = 100 * result["rate_per_s"] / capacity
+        offered += f" ({share:.0f} % of the {capacity:.3g} that it does when it is full)"
     return (
         f"server, {result['url']}: {result['samples']} requests of "
         f"{result['prompt_tokens_mean']:.0f} + {result['max_tokens']} tokens at {offered} in "

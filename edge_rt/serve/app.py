@@ -15,7 +15,7 @@ import edge_rt
 from edge_rt.serve import openapi, schema
 from edge_rt.serve.completions import check_model
 from edge_rt.serve.endpoint import CompletionsEndpoint, authorized, client_of
-from edge_rt.serve.errors import Refusal
+from edge_rt.serve.errors import Refusal, not_ready
 from edge_rt.serve.journal import Entry
 from edge_rt.serve.state import State, Status
 from edge_rt.telemetry.prometheus import Exposition
@@ -48,7 +48,7 @@ class Pages:
         state = self._state
         authorized(state, request.scope)
         if state.completions is None:
-            raise Refusal(503, f"the server is {state.status}", headers={"retry-after": "5"})
+            raise not_ready(f"the server is {state.status}")
         return schema.Model(state.model, state.started_at)
 
     async def live(self, _request: Request) -> Response:

@@ -25,7 +25,6 @@ from edge_rt.tokenizer import Tokenizer
 
 LONG_TEXT = 4096  # characters: from here on text is tokenized in a thread
 SEEDS = 2**63
-TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")  # so that no two keys are one token
 
 _encode = msgspec.json.Encoder().encode
 
@@ -257,7 +256,7 @@ class Completions:
 
 
 def _bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    if not all(TOKEN_ID.fullmatch(token) for token in given):
+    if not all(re.fullmatch(schema.BIAS_KEY, token) for token in given):
         raise RequestError("logit_bias maps token ids, as 0 or 15496, to numbers")
     return tuple((int(token), value) for token, value in given.items())
 

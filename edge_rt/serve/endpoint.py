@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from edge_rt.errors import EngineError, RequestError
 from edge_rt.serve import schema
 from edge_rt.serve.completions import Call
-from edge_rt.serve.errors import Refusal
+from edge_rt.serve.errors import Refusal, not_ready
 from edge_rt.serve.front import Ticket
 from edge_rt.serve.journal import GONE, Entry
 from edge_rt.serve.keys import ApiKey
@@ -32,7 +32,6 @@ class _Active:
     entry: Entry
     call: Call | None = None
     tickets: Sequence[Ticket] = ()
-    answer: asyncio.Future[None] | None = None
     charged: int = 0  # of its key's requests
     kept: schema.Completion | None = None  # the answer, if the cache had it
     is_answered: bool = False  # all but the last piece
@@ -74,26 +73,26 @@ class CompletionsEndpoint:
             return
         completions = self._state.completions
         assert completions is not None
-        active.answer = asyncio.ensure_future(self._answer(active, scope, receive, send))
+        answer = asyncio.ensure_future(self._answer(active, scope, receive, send))
         gone = asyncio.ensure_future(_watch(active, receive))
         try:
-            await asyncio.wait({active.answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if active.answer.done() and not active.answer.cancelled():
-                active.answer.result()
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                answer.result()
         finally:
-            if active.is_gone or not active.answer.done() or active.answer.cancelled():
+            if active.is_gone or not answer.done():
                 active.entry.status = GONE
             completions.cancel(active.tickets)
-            for task in (active.answer, gone):
+            for task in (answer, gone):
                 task.cancel()
-            await asyncio.gather(active.answer, gone, return_exceptions=True)
+            await asyncio.gather(answer, gone, return_exceptions=True)
 
     async def _accept(self, active: _Active, scope: Scope, receive: Receive) -> None:
         state, settings = self._state, self._state.settings.server
         key = authorized(state, scope)
         active.entry.key = None if key is None else key.name
         if state.status != "ready" or state.completions is None or state.front is None:
-            raise Refusal(503, f"the server is {state.status}", headers={"retry-after": "5"})
+            raise not_ready(f"the server is {state.status}")
         length = Headers(scope=scope).get("content-length", "")
         if length.isdigit() and int(length) > settings.max_body_bytes:  # before "100 Continue"
             raise _too_long(settings.max_body_bytes)
@@ -119,7 +118,7 @@ class CompletionsEndpoint:
         except RequestError as error:
             raise Refusal(400, str(error)) from error
         except EngineError as error:
-            raise Refusal(503, str(error), headers={"retry-after": "5"}) from error
+            raise not_ready(str(error)) from error
 
     async def _answer(self, active: _Active, scope: Scope, receive: Receive, send: Send) -> None:
         completions, call = self._state.completions, active.call

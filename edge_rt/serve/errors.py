@@ -60,6 +60,11 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
         return Response(self.body(), self.status, self.headers, "application/json")
 
 
+def not_ready(why: str) -> Refusal:
+    """503, with when to try again."""
+    return Refusal(503, why, headers={"retry-after": "5"})
+
+
 def error_body(
     status: int, message: str, code: str | None = None, param: str | None = None
 ) -> bytes:

@@ -1,7 +1,7 @@
 """Between the server's asyncio thread and the loop's thread.
 
-The loop's thread turns tokens into text, finds stop strings, and gathers what a step brought; one
-wake-up of the asyncio thread a step hands all of it over. Nothing here waits for a client.
+The loop's thread turns tokens into text, finds stop strings, and gathers what a step brought, which
+goes over all at once. Nothing here waits for a client.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     [[key]]
     name = "dashboard"
-    sha256 = "…"                 # of the key: printf %s "$KEY" | sha256sum
+    sha256 = "…"                 # of the key: printf %s "$KEY" | sha256sum, its first word
     priority = "batch"           # of all its requests
     max_requests = 4             # at once
 

@@ -9,6 +9,7 @@ import msgspec
 import edge_rt
 from edge_rt.serve.errors import ErrorBody
 from edge_rt.serve.schema import (
+    BIAS_KEY,
     MAX_PROMPTS,
     Completion,
     CompletionRequest,
@@ -58,7 +59,7 @@ def document(*, keys: bool) -> dict[str, Any]:
     _, components = msgspec.json.schema_components(types, ref_template=REF)
     fields = components["CompletionRequest"]["properties"]
     fields["prompt"]["anyOf"] = PROMPT
-    fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,9})$"}
+    fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^({BIAS_KEY})$"}
     refusals = {"400": "cannot be served", "404": "is of another model"}
     refusals |= {"408": "does not come to its end", "413": "is too long"}
     refusals |= {"422": "does not fit the types", "429": "finds a full queue"}

@@ -15,6 +15,7 @@ from edge_rt.errors import RequestError
 
 MAX_PROMPTS = 64
 MAX_STOP = 4
+BIAS_KEY = "0|[1-9][0-9]{0,9}"  # a token id; no two keys are one
 MAX_TOKEN_IDS = 4096  # of a bias, or that stop
 
 Probability = Annotated[float, Meta(ge=0, le=1)]

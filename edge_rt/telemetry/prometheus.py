@@ -25,7 +25,7 @@ from edge_rt.telemetry.histogram import Histogram
 from edge_rt.telemetry.metrics import Metrics
 
 
-class Exposition:
+class Exposition(Collector):
     """Pages of one daemon's metrics.
 
     `engine` gives the limits and the load of an engine, once there is one; `status` is one of
@@ -40,28 +40,17 @@ class Exposition:
         status: Callable[[], str],
         engine: Callable[[], tuple[Limits, Load] | None],
     ) -> None:
+        self._metrics, self._model = metrics, model
+        self._statuses, self._status, self._engine = statuses, status, engine
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        self._registry.register(_Collector(metrics, model, statuses, status, engine))
+        self._registry.register(self)
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type, in the format that an Accept header asks for."""
         encoder, content_type = choose_encoder(accept)
         return encoder(self._registry), content_type
-
-
-class _Collector(Collector):
-    def __init__(
-        self,
-        metrics: Metrics,
-        model: str,
-        statuses: Sequence[str],
-        status: Callable[[], str],
-        engine: Callable[[], tuple[Limits, Load] | None],
-    ) -> None:
-        self._metrics, self._model = metrics, model
-        self._statuses, self._status, self._engine = statuses, status, engine
 
     def collect(self) -> Iterator[Metric]:
         """One family after another."""

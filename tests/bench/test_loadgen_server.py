@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from fakes.bundles import slow_bundle
 from serve.conftest import started
 
 from edge_rt.bench import loadgen_server, report, verdict
 from edge_rt.bench.loadgen_server import Job, due_ns
-from edge_rt.build.bundle import build
 from edge_rt.errors import EngineError
 
 pytestmark = pytest.mark.timeout(300)
@@ -22,10 +22,8 @@ PROMPTS = ["def read_file(path", "import os", "The"]
 
 @pytest.fixture(scope="module")
 def slow(demo_quantized: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    recipe = tmp_path_factory.mktemp("slow") / "slow.toml"
-    recipe.write_text(f'engine = "null"\nmax_batch = 4\n[null]\nstep_ms = {STEP_MS}.0\n')
-    build(demo_quantized, str(recipe), recipe.parent / "bundle")
-    return recipe.parent / "bundle"
+    directory = tmp_path_factory.mktemp("slow")
+    return slow_bundle(demo_quantized, directory, max_batch=4, step_ms=STEP_MS)
 
 
 def job(url: str, logs: Path, samples: int, rate_per_s: float, max_tokens: int = 4) -> Job:

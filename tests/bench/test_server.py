@@ -10,13 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fakes.bundles import slow_bundle
 from serve.conftest import Daemon, started
 
 from edge_rt.bench import report, server
 from edge_rt.bench.client import Address, Client
 from edge_rt.bench.server import Load, Outcome
 from edge_rt.bench.timer import Run, Timing
-from edge_rt.build.bundle import build
 from edge_rt.core import FinishReason
 from edge_rt.errors import EngineError
 
@@ -30,10 +30,8 @@ PROMPTS = ["def read_file(path", "import os", "The"]
 @pytest.fixture(scope="module")
 def slow(demo_quantized: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that serves two requests at a time, STEP_MS for a step."""
-    recipe = tmp_path_factory.mktemp("slow") / "slow.toml"
-    recipe.write_text(f'engine = "null"\nmax_batch = 2\n[null]\nstep_ms = {STEP_MS}.0\n')
-    build(demo_quantized, str(recipe), recipe.parent / "bundle")
-    return recipe.parent / "bundle"
+    directory = tmp_path_factory.mktemp("slow")
+    return slow_bundle(demo_quantized, directory, max_batch=2, step_ms=STEP_MS)
 
 
 @pytest.fixture(scope="module")

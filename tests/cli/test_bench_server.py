@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.bundles import slow_bundle
 from fakes.command import run_json
 from serve.conftest import Daemon, started
 
 from edge_rt.bench.extent import Extent
-from edge_rt.build.bundle import build
 from edge_rt.cli import main
 
 pytestmark = pytest.mark.timeout(300)
@@ -45,10 +45,8 @@ def null(demo_bundle: BundleFactory) -> Iterator[Daemon]:
 @pytest.fixture(scope="module")
 def slow(demo_quantized: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that serves one request at a time, 20 ms for a step."""
-    recipe = tmp_path_factory.mktemp("slow") / "slow.toml"
-    recipe.write_text('engine = "null"\nmax_batch = 1\n[null]\nstep_ms = 20.0\n')
-    build(demo_quantized, str(recipe), recipe.parent / "bundle")
-    return recipe.parent / "bundle"
+    directory = tmp_path_factory.mktemp("slow")
+    return slow_bundle(demo_quantized, directory, max_batch=1, step_ms=20)
 
 
 def processes(of: Path) -> list[int]:

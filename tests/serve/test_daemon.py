@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -130,11 +130,18 @@ def test_a_port_that_is_taken(demo_bundle: BundleFactory) -> None:
         assert "Traceback" not in done.stderr
 
 
-def run_changed(before: str, bundle: Path, port: int) -> subprocess.Popen[str]:
-    """A daemon of a process that has run `before` first."""
+@contextlib.contextmanager
+def changed(before: str, bundle: Path) -> Iterator[Daemon]:
+    """A daemon of a process that has run `before` first; it may not be ready."""
+    port = free_port()
     arguments = ["serve", "--bundle", str(bundle), "--port", str(port)]
     code = f"{before}\nimport edge_rt.cli, sys\nsys.exit(edge_rt.cli.main({arguments}))\n"
-    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield Daemon(process, port)
+        finally:
+            process.kill()
 
 
 def test_it_loads_neither_torch_nor_the_build_side(demo_bundle: BundleFactory) -> None:
@@ -142,14 +149,10 @@ def test_it_loads_neither_torch_nor_the_build_side(demo_bundle: BundleFactory) -
 import atexit, sys
 atexit.register(lambda: sys.stderr.write("modules: " + " ".join(sys.modules)))
 """
-    port = free_port()
-    with run_changed(say, demo_bundle("demo.cpu"), port) as process:
-        try:
-            wait_until_ready(Daemon(process, port))
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
+    with changed(say, demo_bundle("demo.cpu")) as daemon:
+        wait_until_ready(daemon)
+        daemon.process.send_signal(signal.SIGTERM)
+        _, errors = daemon.process.communicate(timeout=60)
     modules = set(errors.partition("modules: ")[2].split())
     assert {"edge_rt.loop", "edge_rt.serve.daemon", "onnxruntime"} <= modules
     roots = {name.split(".")[0] for name in modules}
@@ -165,16 +168,11 @@ def check_integrity(self):
     assert not self._arrivals, "a page is lost"
 Scheduler.check_integrity = check_integrity
 """
-    port = free_port()
-    with run_changed(breaks, demo_bundle("demo.null"), port) as process:
-        try:
-            daemon = Daemon(process, port)
-            wait_until_ready(daemon)
-            assert status(daemon, 1) == 200
-            _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 1
+    with changed(breaks, demo_bundle("demo.null")) as daemon:
+        wait_until_ready(daemon)
+        assert status(daemon, 1) == 200
+        _, errors = daemon.process.communicate(timeout=60)
+    assert daemon.process.returncode == 1
     assert "the server ends: a page is lost" in errors
 
 
@@ -252,16 +250,11 @@ import time
 from edge_rt.serve import daemon
 daemon.selfcheck.check = lambda *_: time.sleep(600)
 """
-    port = free_port()
-    with run_changed(slow, demo_bundle("demo.null"), port) as process:
-        try:
-            daemon = Daemon(process, port)
-            wait_for(lambda: _health(daemon) == 503)
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert process.returncode == 0
+    with changed(slow, demo_bundle("demo.null")) as daemon:
+        wait_for(lambda: _health(daemon) == 503)
+        daemon.process.send_signal(signal.SIGTERM)
+        _, errors = daemon.process.communicate(timeout=30)
+    assert daemon.process.returncode == 0
     assert "stopped while loading" in errors
 
 
@@ -276,24 +269,19 @@ def slowly(*arguments, **options):
     return decode(*arguments, **options)
 NullRunner.decode = slowly
 """
-    port = free_port()
-    with run_changed(slow, demo_bundle("demo.null"), port) as process:
-        try:
-            daemon = Daemon(process, port)
-            wait_until_ready(daemon)
-            body = {"prompt": [1], "max_tokens": 500, "ignore_eos": True, "stream": True}
-            url = f"{daemon.url}/v1/completions"
-            with httpx.stream("POST", url, json=body, timeout=30) as answer:
-                events = answer.iter_lines()
-                next(events)
-                process.send_signal(signal.SIGTERM)
-                wait_for(lambda: _health(daemon) == 503)
-                process.send_signal(signal.SIGTERM)
-                assert any('"finish_reason":"cancelled"' in event for event in events)
-            _, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert process.returncode == 0
+    with changed(slow, demo_bundle("demo.null")) as daemon:
+        wait_until_ready(daemon)
+        body = {"prompt": [1], "max_tokens": 500, "ignore_eos": True, "stream": True}
+        url = f"{daemon.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=30) as answer:
+            events = answer.iter_lines()
+            next(events)
+            daemon.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: _health(daemon) == 503)
+            daemon.process.send_signal(signal.SIGTERM)
+            assert any('"finish_reason":"cancelled"' in event for event in events)
+        _, errors = daemon.process.communicate(timeout=30)
+    assert daemon.process.returncode == 0
     assert "told to stop again; cancelled: 1" in errors
 
 
@@ -324,38 +312,28 @@ async def understand(*_):
     1 / 0
 Completions.understand = understand
 """
-    port = free_port()
-    with run_changed(breaks, demo_bundle("demo.null"), port) as process:
-        try:
-            daemon = Daemon(process, port)
-            wait_until_ready(daemon)
-            for _ in range(2):
-                answer = httpx.post(f"{daemon.url}/v1/completions", json={"prompt": [1]})
-                assert answer.status_code == 500
-                assert answer.json()["error"]["type"] == "server_error"
-            process.terminate()
-            _, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert process.returncode == 0
+    with changed(breaks, demo_bundle("demo.null")) as daemon:
+        wait_until_ready(daemon)
+        for _ in range(2):
+            answer = httpx.post(f"{daemon.url}/v1/completions", json={"prompt": [1]})
+            assert answer.status_code == 500
+            assert answer.json()["error"]["type"] == "server_error"
+        daemon.process.terminate()
+        _, errors = daemon.process.communicate(timeout=30)
+    assert daemon.process.returncode == 0
     assert errors.count("ZeroDivisionError") == 2
     assert errors.count("edge_rt.request: status=500") == 2
 
 
 def test_a_log_that_nobody_reads(demo_bundle: BundleFactory) -> None:
     """A pipe takes 64 kB; the daemon is neither to wait for its reader nor to stay for it."""
-    port = free_port()
-    with run_changed("", demo_bundle("demo.null"), port) as process:
-        try:
-            daemon = Daemon(process, port)
-            wait_until_ready(daemon)
-            with httpx.Client(base_url=daemon.url, timeout=20) as client:
-                for _ in range(1500):
-                    assert client.post("/v1/completions", json={}).status_code == 422
-            process.terminate()
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
+    with changed("", demo_bundle("demo.null")) as daemon:
+        wait_until_ready(daemon)
+        with httpx.Client(base_url=daemon.url, timeout=20) as client:
+            for _ in range(1500):
+                assert client.post("/v1/completions", json={}).status_code == 422
+        daemon.process.terminate()
+        assert daemon.process.wait(30) == 0
 
 
 def test_a_client_that_takes_nothing_does_not_hold_up_the_end(

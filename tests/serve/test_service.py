@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fakes.bundles import slow_bundle
 from fakes.server import serve
 from serve.conftest import Daemon, started
 
-from edge_rt.build.bundle import build
 from edge_rt.core import FinishReason, Limits, Priority, Request, SamplingParams
 from edge_rt.errors import EngineError
 from edge_rt.loop import Loop
@@ -37,10 +37,8 @@ STEP_MS = 20
 @pytest.fixture(scope="module")
 def slow(demo_quantized: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that serves one request at a time, STEP_MS for a token."""
-    recipe = tmp_path_factory.mktemp("slow") / "slow.toml"
-    recipe.write_text(f'engine = "null"\nmax_batch = 1\n[null]\nstep_ms = {STEP_MS}.0\n')
-    build(demo_quantized, str(recipe), recipe.parent / "bundle")
-    return recipe.parent / "bundle"
+    directory = tmp_path_factory.mktemp("slow")
+    return slow_bundle(demo_quantized, directory, max_batch=1, step_ms=STEP_MS)
 
 
 def open_stream(daemon: Daemon, tokens: int) -> socket.socket:
