@@ -21,7 +21,7 @@ from fakes.command import run_json
 from serve.conftest import Daemon, started
 
 from edge_rt.bench.extent import Extent
-from edge_rt.cli import main
+from edge_rt.cli import bench_server, main
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -112,6 +112,20 @@ def check_table(table: dict[str, Any], timer: str) -> None:
     assert table["throughput_tok_s"] == pytest.approx(table["tokens"] / table["duration_s"])
     assert table["prompt_tokens_mean"] == pytest.approx(16, rel=0.4)
     assert ("loadgen" in table) is (timer == "loadgen")
+
+
+def test_the_share_of_the_capacity_is_said() -> None:
+    table = {
+        "url": "u",
+        "samples": 3,
+        "prompt_tokens_mean": 4.0,
+        "max_tokens": 5,
+        "duration_s": 6.0,
+        "refused": 0,
+        "rate_per_s": 7.0,
+        "capacity_per_s": 10.0,
+    }
+    assert "at 7 a second (70 % of the 10 that it does" in bench_server.heading(table)
 
 
 @pytest.mark.parametrize("timer", ["own", "loadgen"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Reference
@@ -18,6 +18,7 @@ def test_decades() -> None:
     assert decades(0.002, 1) == (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
+@settings(deadline=None)
 @given(st.lists(VALUES))
 def test_counts_are_those_of_prometheus(values: list[float]) -> None:
     ours, registry = Histogram(BOUNDS), CollectorRegistry()
