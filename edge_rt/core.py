@@ -11,7 +11,7 @@ What is made for every token is a NamedTuple: a frozen dataclass takes over twic
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -221,3 +221,46 @@ class PowerBudget:
 
     max_rows: int | None = None
     prefill_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoardInfo:
+    """What the machine is; None where it does not say.
+
+    `kind` is who reads its sensors: jetson, linux, nvml or none. `power_scope` says what the power
+    in its readings is the power of.
+    """
+
+    kind: str
+    model: str | None = None
+    serial: str | None = None
+    l4t: str | None = None
+    jetpack: str | None = None
+    power_scope: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoardReading:
+    """What the machine's sensors said at one time; what is not known is not there, never 0.
+
+    `power_mw` is that of BoardInfo.power_scope, `rails_mw` that of each part by its label, which
+    may overlap. `loads` are shares of 1 (gpu, emc). `throttles` count since the first reading, by
+    reason. `energy_j` is the integral of `power_mw` since then, over the `metered_s` in which it
+    was known; both are only there where power is. `lost` names what is missing though
+    the machine has, or had, it, and why.
+    """
+
+    taken_ns: int
+    power_mw: float | None = None
+    rails_mw: Mapping[str, float] = field(default_factory=dict)
+    energy_j: float | None = None
+    metered_s: float | None = None
+    temperatures_c: Mapping[str, float] = field(default_factory=dict)
+    clocks_hz: Mapping[str, float] = field(default_factory=dict)
+    loads: Mapping[str, float] = field(default_factory=dict)
+    fans_rpm: Mapping[str, float] = field(default_factory=dict)
+    throttles: Mapping[str, int] = field(default_factory=dict)
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    power_mode: str | None = None
+    lost: Mapping[str, str] = field(default_factory=dict)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,7 +15,7 @@ from edge_rt.serve.completions import check_model
 from edge_rt.serve.endpoint import CompletionsEndpoint, authorized, client_of
 from edge_rt.serve.errors import Refusal, not_ready
 from edge_rt.serve.journal import Entry
-from edge_rt.serve.state import State, Status
+from edge_rt.serve.state import State
 from edge_rt.telemetry.prometheus import Exposition
 
 
@@ -26,13 +24,7 @@ class Pages:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._exposition = Exposition(
-            state.metrics,
-            state.model,
-            get_args(Status),
-            status=lambda: state.status,
-            engine=lambda: None if state.front is None else state.front.engine,
-        )
+        self._exposition = Exposition(state.sources())
 
     async def models(self, request: Request) -> Response:
         """The one model."""

@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 from edge_rt import config
 from edge_rt.errors import ConfigError
+from edge_rt.power.settings import BoardSettings
 from edge_rt.sched.queue import SchedulerOptions
+from edge_rt.telemetry.settings import MqttSettings, TelemetrySettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -169,6 +171,9 @@ class Settings:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     log: LogSettings = field(default_factory=LogSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    mqtt: MqttSettings = field(default_factory=MqttSettings)
+    board: BoardSettings = field(default_factory=BoardSettings)
 
 
 def load(path: Path | None, **server: Any) -> Settings:

@@ -6,7 +6,7 @@ a number means what vLLM's does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -20,28 +20,16 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 import edge_rt
-from edge_rt.core import Limits, Load
 from edge_rt.telemetry.histogram import Histogram
-from edge_rt.telemetry.metrics import Metrics
+from edge_rt.telemetry.sources import Sources
 
 
 class Exposition(Collector):
-    """Pages of one daemon's metrics.
+    """Pages of one daemon's metrics."""
 
-    `engine` gives the limits and the load of an engine, once there is one; `status` is one of
-    `statuses`.
-    """
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        model: str,
-        statuses: Sequence[str],
-        status: Callable[[], str],
-        engine: Callable[[], tuple[Limits, Load] | None],
-    ) -> None:
-        self._metrics, self._model = metrics, model
-        self._statuses, self._status, self._engine = statuses, status, engine
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._metrics, self._model = sources.metrics, sources.model
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
@@ -60,15 +48,16 @@ class Exposition(Collector):
         status = GaugeMetricFamily(
             "edge_rt_status", "1 for what the daemon is doing.", labels=["status"]
         )
-        for one in self._statuses:
-            status.add_metric([one], float(self._status() == one))
+        is_now = self._sources.status()
+        for one in self._sources.statuses:
+            status.add_metric([one], float(is_now == one))
         yield status
         yield from self._of_the_engine()
         yield from self._counters()
         yield from self._histograms()
 
     def _of_the_engine(self) -> Iterator[Metric]:
-        found = self._engine()
+        found = self._sources.engine()
         if found is None:
             return
         limits, load = found

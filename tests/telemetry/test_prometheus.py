@@ -11,6 +11,7 @@ from edge_rt.choice import Choice
 from edge_rt.core import FinishReason, Limits, Load, Request, SampledToken, StepStats
 from edge_rt.telemetry.metrics import Metrics
 from edge_rt.telemetry.prometheus import Exposition
+from edge_rt.telemetry.sources import Sources
 from edge_rt.text import TextStream
 from edge_rt.tokenizer import Tokenizer
 
@@ -32,7 +33,9 @@ def samples(page: Exposition) -> dict[tuple[str, str], float]:
 
 
 def exposition(metrics: Metrics, engine: tuple[Limits, Load] | None = None) -> Exposition:
-    return Exposition(metrics, "demo", ("ready", "draining"), lambda: "ready", lambda: engine)
+    return Exposition(
+        Sources(metrics, "demo", ("ready", "draining"), lambda: "ready", lambda: engine)
+    )
 
 
 def choice(tokenizer: Tokenizer, times_ns: list[int], finish: FinishReason) -> Choice:
