@@ -1,11 +1,13 @@
 """The metrics as Prometheus reads them: GET /metrics.
 
 Names are vLLM's with `edge_rt_` for `vllm:`, which Prometheus keeps for recording rules, wherever
-a number means what vLLM's does.
+a number means what vLLM's does. OpenTelemetry's names for a server of generative AI stand beside
+them, over the same histograms.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -20,7 +22,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 import edge_rt
+from edge_rt.telemetry.board_families import board_families
 from edge_rt.telemetry.histogram import Histogram
+from edge_rt.telemetry.link_families import link_families
 from edge_rt.telemetry.sources import Sources
 
 
@@ -55,6 +59,11 @@ class Exposition(Collector):
         yield from self._of_the_engine()
         yield from self._counters()
         yield from self._histograms()
+        yield from self._open_telemetry()
+        board = self._sources.board()
+        if board is not None:
+            yield from board_families(*board, time.monotonic_ns())
+        yield from link_families(self._sources.link())
 
     def _of_the_engine(self) -> Iterator[Metric]:
         found = self._sources.engine()
@@ -62,10 +71,10 @@ class Exposition(Collector):
             return
         limits, load = found
         yield self._gauge("num_requests_running", "Requests in the engine.", load.running)
-        yield self._gauge("num_requests_waiting", "Requests that wait for it.", load.queued)
+        yield self._gauge("num_requests_waiting", "Requests that wait for the engine.", load.queued)
         yield self._gauge(
             "kv_cache_usage_perc",
-            "Share of the cache's pages that are held; 1 is all.",
+            "Share of the cache's pages that are held: 1 is all.",
             load.pages_in_use / limits.pages,
         )
         yield self._counter(
@@ -81,13 +90,13 @@ class Exposition(Collector):
         )
         yield self._counter(
             "sequences_finished",
-            "Continuations that have ended, by why.",
+            "Continuations that have ended.",
             {(reason,): count for reason, count in sorted(metrics.finished.items())},
             "finished_reason",
         )
         yield self._counter(
             "http_requests",
-            "Completion requests answered, by status; 499: the client had gone.",
+            "Completion requests answered; status 499: the client had gone.",
             {(str(status),): count for status, count in sorted(metrics.answered.items())},
             "status",
         )
@@ -95,25 +104,59 @@ class Exposition(Collector):
     def _histograms(self) -> Iterator[Metric]:
         metrics = self._metrics
         for name, what, histogram in (
-            ("request_queue_time_seconds", "From arrival to a place.", metrics.queue_s),
+            (
+                "request_queue_time_seconds",
+                "From arrival to a place in the engine.",
+                metrics.queue_s,
+            ),
             ("time_to_first_token_seconds", "From arrival to the first token.", metrics.ttft_s),
             (
                 "request_time_per_output_token_seconds",
                 "Mean time between a continuation's tokens.",
                 metrics.tpot_s,
             ),
-            ("e2e_request_latency_seconds", "From arrival to the end.", metrics.latency_s),
-            ("request_prompt_tokens", "Of each request.", metrics.request_prompt_tokens),
+            (
+                "e2e_request_latency_seconds",
+                "From a request's arrival to its end.",
+                metrics.latency_s,
+            ),
+            ("request_prompt_tokens", "Prompt tokens of a request.", metrics.request_prompt_tokens),
             (
                 "request_generation_tokens",
-                "Of each continuation.",
+                "Tokens of a continuation.",
                 metrics.request_generation_tokens,
             ),
             ("iteration_tokens", "Tokens computed in one step.", metrics.step_tokens),
-            ("prefill_step_seconds", "The engine's time for prompts.", metrics.prefill_step_s),
-            ("decode_step_seconds", "The engine's time for one token.", metrics.decode_step_s),
+            (
+                "prefill_step_seconds",
+                "The engine's time for the prompts of one step.",
+                metrics.prefill_step_s,
+            ),
+            (
+                "decode_step_seconds",
+                "The engine's time for one token of each row.",
+                metrics.decode_step_s,
+            ),
         ):
             yield self._histogram(name, what, histogram)
+
+    def _open_telemetry(self) -> Iterator[Metric]:
+        labels = {
+            "gen_ai_operation_name": "text_completion",
+            "gen_ai_provider_name": "edge_rt",
+            "gen_ai_request_model": self._model,
+        }
+        metrics = self._metrics
+        for name, what, histogram in (
+            ("request_duration", "From a request's arrival to its end.", metrics.latency_s),
+            ("time_to_first_token", "From arrival to the first token.", metrics.ttft_s),
+            ("time_per_output_token", "Time per token after the first.", metrics.tpot_s),
+        ):
+            family = HistogramMetricFamily(
+                f"gen_ai_server_{name}_seconds", what, labels=list(labels)
+            )
+            family.add_metric(list(labels.values()), histogram.cumulative(), histogram.sum)
+            yield family
 
     def _gauge(self, name: str, what: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"edge_rt_{name}", what, labels=["model_name"])
