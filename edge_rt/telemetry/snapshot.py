@@ -70,6 +70,7 @@ class Snapshots:
             "spool_records": link.spool_records,
             "spool_bytes": link.spool_bytes,
             "dropped_records_total": link.dropped_records,
+            "refused_records_total": link.refused_records,
             "mqtt_reconnects_total": link.reconnects,
         }
         resident_bytes = _resident_bytes()
