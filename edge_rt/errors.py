@@ -6,6 +6,7 @@ EdgeRTError
 ├── BundleError        a bundle that is damaged, foreign or of another version; says how to rebuild
 ├── RequestError       a request that can never be served; says what would fit
 ├── EngineError        the engine failed while it worked
+├── PublishError       a broker could not be told; says what was to be said and why not
 └── MissingLibraryError   a library of an extra is not installed; says how to install it
 
 A message says what was found, what was expected and what to do. `assert` is left for invariants.
@@ -38,6 +39,10 @@ class RequestError(EdgeRTError):
 
 class EngineError(EdgeRTError):
     """The engine failed while it worked."""
+
+
+class PublishError(EdgeRTError):
+    """A broker could not be told."""
 
 
 class MissingLibraryError(EdgeRTError):

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.cli import bench_server
+from edge_rt.cli import bench_server, publish
 from edge_rt.cli.cache import loadgen_logs
 from edge_rt.cli.output import Commands, add_command, can_write, finish, positive, say
 from edge_rt.errors import ConfigError, MissingLibraryError
@@ -59,6 +59,12 @@ def add_parser(commands: Commands) -> None:
         default="auto",
         help="MLPerf's LoadGen, or edge_rt's own timer; auto takes LoadGen if it is installed",
     )
+    parser.add_argument(
+        "--publish",
+        type=Path,
+        metavar="FILE",
+        help="publish the result over MQTT too, at the broker of a daemon's settings FILE",
+    )
     bench_server.add_arguments(parser)
 
 
@@ -84,6 +90,8 @@ def run(options: argparse.Namespace) -> int:
     for line in lines(result):
         say(options, line)
     finish(options, result | ({} if note is None else {"timer_note": note}))
+    if options.publish is not None:
+        say(options, f"  published   {publish.result(options.publish, result)}")
     return 0
 
 
@@ -106,6 +114,8 @@ def _measure_server(options: argparse.Namespace, timer: str) -> dict[str, Any]:
 def check(options: argparse.Namespace) -> None:
     """What would fail after the work fails before it."""
     bench_server.check(options)
+    if options.publish is not None:
+        publish.check(options.publish)
     if options.logs is not None:
         if options.timer == "own":
             raise ConfigError("--logs is for LoadGen's files; --timer own writes none")
