@@ -92,7 +92,7 @@ def _context(settings: MqttSettings) -> ssl.SSLContext:
         except (ssl.SSLError, ValueError) as error:
             raise ConfigError(
                 f"cert_file {settings.cert_file} and key_file {settings.key_file} cannot be used "
-                f"({_reason(error)}): both must be PEM, belong together, and the key not be encrypted"
+                f"({_reason(error)}): both must be PEM and belong together, the key not encrypted"
             ) from error
     return context
 

@@ -94,6 +94,8 @@ class Publisher:
         self._mailbox.stop(time.monotonic() + timeout_s)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        elif self._thread.ident is None:  # never started
+            self._mailbox.close()
         return not self._thread.is_alive()
 
 
@@ -133,7 +135,8 @@ class _Worker:
         self._told_state: object = None
         self._is_goodbye_said = False
         self._uncommitted_s: float | None = None  # since when
-        self._fault, self._status_s = "", 0.0
+        self._is_status_late = False
+        self._fault, self._status_s, self._spool_note = "", 0.0, ""
 
     def run(self) -> None:
         """Until it is told to stop; an exception costs the connection, not the thread."""
@@ -265,6 +268,8 @@ class _Worker:
     def _sleep_s(self, now_s: float) -> float:
         stop_s = self._mailbox.stop_s
         waits = [TICK_S, self._link.due_s(now_s), self._delivery.due_s(now_s)]
+        if self._is_status_late:
+            waits.append(STATUS_S)
         if self._uncommitted_s is not None:
             waits.append(self._uncommitted_s + self._settings.spool_commit_s - now_s)
         if stop_s is not None:
@@ -289,8 +294,10 @@ class _Worker:
 
     def _set_status(self, now_s: float) -> None:
         link, delivery, spool = self._link, self._delivery, self._spool
-        if link.state == self.status.state and now_s < self._status_s + STATUS_S:
-            return  # the spool counts its records for it
+        due_s = self._status_s + STATUS_S  # as the spool counts its records for it
+        self._is_status_late = link.state == self.status.state and now_s < due_s
+        if self._is_status_late:
+            return
         self._status_s, before = now_s, self.status
         self.status = LinkStatus(
             link.state,
@@ -305,3 +312,6 @@ class _Worker:
         )
         if spool.fault != before.spool_fault:
             logger.warning("the spool is %s", spool.fault or "on disk again")
+        if spool.note != self._spool_note:
+            self._spool_note = spool.note
+            logger.warning("the spool: %s", spool.note)
