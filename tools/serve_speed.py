@@ -29,10 +29,10 @@ import command
 from command import progress
 
 from edge_rt.bench import daemon
-from edge_rt.bench.report import percentile
 from edge_rt.bundle import Bundle
 from edge_rt.cli.output import positive
 from edge_rt.errors import EngineError
+from edge_rt.telemetry.percentile import percentile
 
 PAUSE_S = 0.02  # between two questions for /health
 IDLE_S = 5.0

@@ -32,10 +32,10 @@ from soak_ledger import Ledger
 from soak_wire import Wire, request
 
 from edge_rt.bench.daemon import Daemon, started
-from edge_rt.bench.report import percentile
 from edge_rt.bundle import Bundle
 from edge_rt.cli.output import check_json_target, finish, positive, say
 from edge_rt.errors import ConfigError, EdgeRTError
+from edge_rt.telemetry.percentile import percentile
 
 PROCESSES = 2
 POOL = 200

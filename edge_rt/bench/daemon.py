@@ -37,18 +37,18 @@ class Daemon:
 
 
 @contextmanager
-def started(bundle: Path) -> Iterator[Daemon]:
+def started(bundle: Path, *options: str) -> Iterator[Daemon]:
     """`edge-rt serve` on a bundle at a free port of 127.0.0.1 until the block is left.
 
     EngineError if it does not start; one that comes from the block says how the daemon has ended,
     if it has.
     """
-    command = [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(bundle), "--port", "0"]
+    serve = [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(bundle), "--port", "0"]
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         with log.open("wb") as stderr:
             process = subprocess.Popen(  # noqa: S603 - ourselves
-                command,
+                [*serve, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.bench.report import percentile
 from edge_rt.bench.sweep import Point
 from edge_rt.errors import MissingLibraryError
+from edge_rt.telemetry.percentile import percentile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

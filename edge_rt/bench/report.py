@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from edge_rt.bench.timer import Run
+from edge_rt.telemetry.percentile import percentile
 
 _MS = 1e-6
 MIN_SAMPLES = 64  # MLPerf's least number of queries for a percentile
@@ -51,11 +51,6 @@ def tpot_ms(run: Run) -> list[float]:
         for t in run.timings
         if len(t.token_ns) > 1
     ]
-
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """As LoadGen takes it: the value that `q` percent of the others lie below; no mean of two."""
-    return sorted(values)[int(len(values) * (q / 100))]
 
 
 def few_samples(samples: int) -> list[str]:

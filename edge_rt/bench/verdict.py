@@ -16,6 +16,7 @@ from typing import Any
 from edge_rt.bench import report
 from edge_rt.bench.timer import Run
 from edge_rt.errors import EngineError
+from edge_rt.telemetry.percentile import percentile
 
 DETAIL = "mlperf_log_detail.txt"
 
@@ -134,7 +135,7 @@ def _times_ms(run: Run) -> list[tuple[str, str, float]]:
         ("time per token", "result_time_per_output_token_{}_percentile_ns"): report.tpot_ms(run),
     }
     return [
-        (f"{what} p{q} in ms", key.format(f"{q}.00"), report.percentile(values, q))
+        (f"{what} p{q} in ms", key.format(f"{q}.00"), percentile(values, q))
         for (what, key), values in times.items()
         for q in PERCENTILES
         if values

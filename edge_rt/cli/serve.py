@@ -19,6 +19,11 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML")
     parser.add_argument("--host", metavar="H", help="instead of the settings' (127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="instead of the settings' (8000)")
+    parser.add_argument(
+        "--board",
+        choices=("auto", "none"),
+        help="whether the machine's sensors are read; instead of the settings' (auto)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,5 +36,7 @@ def run(options: argparse.Namespace) -> int:
         finish(options, {"url": where, "model": model})
         sys.stdout.flush()
 
-    read = partial(settings.load, options.config, host=options.host, port=options.port)
+    read = partial(
+        settings.load, options.config, options.board, host=options.host, port=options.port
+    )
     return asyncio.run(Daemon(options.bundle, read, say_ready).serve())

@@ -30,8 +30,9 @@ from edge_rt.serve.front import Front
 from edge_rt.serve.keys import Keys, key_changes
 from edge_rt.serve.listen import Listening
 from edge_rt.serve.log import Log
+from edge_rt.serve.reporting import Reporting
 from edge_rt.serve.settings import Settings
-from edge_rt.serve.state import State
+from edge_rt.serve.state import State, Status
 from edge_rt.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -64,9 +65,11 @@ class Daemon:
     ) -> None:
         self._path, self._read_settings, self._on_ready = bundle, read_settings, on_ready
         self._log, self._stops = Log(), 0  # how often it was told to stop
+        self._stop = asyncio.Event()
         found = read_settings()
         name = found.server.model_name or bundle.resolve().name
         self._state = State(found, name, _keys(found), cache=ResponseCache(found.cache.responses))
+        self._reporting = Reporting(self._state, self._stop_from_afar)
 
     async def serve(self) -> int:
         """Serve until SIGTERM or SIGINT; the exit code."""
@@ -80,10 +83,10 @@ class Daemon:
         return code
 
     async def _serve(self) -> int:
-        state, stop = self._state, asyncio.Event()
-        aio = asyncio.get_running_loop()
+        state, stop = self._state, self._stop
+        aio = self._aio = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            aio.add_signal_handler(number, self._ask_to_stop, stop)
+            aio.add_signal_handler(number, self._ask_to_stop)
         aio.add_signal_handler(signal.SIGHUP, self.reload)
         app = make_app(state)
         listening = Listening(state.settings.server)
@@ -98,7 +101,9 @@ class Daemon:
             )
         )
         serving = asyncio.ensure_future(server.serve([listening.socket]))
-        ticking = asyncio.ensure_future(self._tick(server))
+        self._reporting.start()
+        repeated = [asyncio.ensure_future(self._tick(server))]
+        repeated.append(asyncio.ensure_future(self._reporting.run()))
         stopping = asyncio.ensure_future(stop.wait())
         try:
             front = await self._load_unless(stopping, listening)
@@ -109,20 +114,31 @@ class Daemon:
             if stop.is_set():
                 await self._drain(front)
             else:
-                state.status = "failed"
-                logger.error("the server ends: %s", front.failure or "it cannot listen any more")
+                why = str(front.failure or "it cannot listen any more")
+                self._move_to("failed", why)
+                logger.error("the server ends: %s", why)
             await front.stop()
         finally:
             server.should_exit = True
             await serving
-            ticking.cancel()
+            for task in repeated:
+                task.cancel()
             listening.remove()
+            await self._reporting.stop()
         logger.info("stopped")
         return 0 if stop.is_set() else 1
 
-    def _ask_to_stop(self, stop: asyncio.Event) -> None:
+    def _ask_to_stop(self) -> None:
         self._stops += 1
-        stop.set()
+        self._stop.set()
+
+    def _stop_from_afar(self) -> None:
+        """As SIGTERM, from another thread."""
+        self._aio.call_soon_threadsafe(self._ask_to_stop)
+
+    def _move_to(self, status: Status, why: str = "") -> None:
+        self._state.status = status
+        self._reporting.moved(status, why)
 
     def reload(self) -> None:
         """Take over what SIGHUP may change, and name what it may not."""
@@ -139,7 +155,9 @@ class Daemon:
             return
         changed += [f"key '{name}'" for name in key_changes(state.keys, keys)]
         state.settings, state.keys = found, keys
-        logger.info("settings read again; changed: %s", ", ".join(changed) or "nothing")
+        what = ", ".join(changed) or "nothing"
+        logger.info("settings read again; changed: %s", what)
+        self._reporting.reloaded(what)
         self._log.set_level(found.log.level)
 
     async def _load_unless(self, stopping: asyncio.Future[Any], listening: Listening) -> Front:
@@ -149,6 +167,7 @@ class Daemon:
         if not loading.done():
             logger.info("stopped while loading")
             listening.remove()
+            await self._reporting.stop()
             self._log.stop()
             os._exit(0)
         return await loading
@@ -166,12 +185,13 @@ class Daemon:
         # What is here stays: a collection that looks through it all holds up every thread.
         gc.collect()
         gc.freeze()
-        state.status = "ready"
+        self._reporting.told(bundle)
+        self._move_to("ready")
         return front
 
     async def _drain(self, front: Front) -> None:
         state, aio = self._state, asyncio.get_running_loop()
-        state.status = "draining"
+        self._move_to("draining")
         logger.info("draining; still being served: %d", front.alive)
         limit = aio.time() + state.settings.server.drain_s
         while front.alive and aio.time() < limit and self._stops == 1:

@@ -104,6 +104,7 @@ class CompletionsEndpoint:
             active.kept = state.cache.get(active.call)
             if active.kept is not None:
                 active.entry.is_cached = True
+                state.metrics.cached_answers += 1
                 return
             wanted = len(active.call.requests)
             _check_fits(wanted, settings, key)

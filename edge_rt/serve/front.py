@@ -69,7 +69,7 @@ class Front:
     def __init__(self, loop: Loop, tokenizer: Tokenizer, metrics: Metrics) -> None:
         self.failure: BaseException | None = None
         self.alive = 0  # requests that have not ended
-        self._loop, self._tokenizer, self._metrics = loop, tokenizer, metrics
+        self.loop, self.tokenizer, self._metrics = loop, tokenizer, metrics
         self._aio = asyncio.get_running_loop()
         self._gathered: list[tuple[Ticket, Piece]] = []
         self._ended = asyncio.Event()
@@ -80,8 +80,8 @@ class Front:
     @property
     def engine(self) -> tuple[Limits, Load]:
         """What the engine can take, and what it has; those wait too that the loop has not seen."""
-        load = self._loop.load
-        return self._loop.limits, load._replace(queued=max(0, self.alive - load.running))
+        load = self.loop.load
+        return self.loop.limits, load._replace(queued=max(0, self.alive - load.running))
 
     def start(self) -> None:
         """Start the loop's thread."""
@@ -90,29 +90,29 @@ class Front:
     def submit(self, request: Request, stop: Sequence[str], place: int, mailbox: Mailbox) -> Ticket:
         """Hand a request in; RequestError if it can never be served, EngineError once closed."""
         ticket = Ticket(request, place, mailbox)
-        on_stop = partial(self._loop.cancel, request.id, finish=FinishReason.STOP)
-        ticket.choices = Choices(self._tokenizer, stop, request.rows, on_stop)
-        self._loop.submit(request, partial(self._on_event, ticket))
+        on_stop = partial(self.loop.cancel, request.id, finish=FinishReason.STOP)
+        ticket.choices = Choices(self.tokenizer, stop, request.rows, on_stop)
+        self.loop.submit(request, partial(self._on_event, ticket))
         self.alive += 1
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """End a request before the next step, if it has not ended."""
-        self._loop.cancel(ticket.request.id)
+        self.loop.cancel(ticket.request.id)
 
     async def stop(self) -> None:
         """Cancel what is alive, close the engine and wait for the thread."""
-        self._loop.stop()
+        self.loop.stop()
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         try:
-            self._loop.run()
+            self.loop.run()
         except BaseException as error:  # the process can only say so, and end
             logger.exception("the engine's thread has ended")
             self.failure = error
         try:
-            self._loop.close()
+            self.loop.close()
         except Exception:  # after a failure the books may be wrong too
             logger.exception("the engine did not close")
         finally:

@@ -176,8 +176,9 @@ class Settings:
     board: BoardSettings = field(default_factory=BoardSettings)
 
 
-def load(path: Path | None, **server: Any) -> Settings:
-    """Settings of a file, or the defaults; `server` overrides its server's.
+def load(path: Path | None, board: str | None = None, **server: Any) -> Settings:
+    """Settings of a file, or the defaults; `board` overrides its board's kind, `server` its
+    server's.
 
     ConfigError names the file and the key of any fault.
     """
@@ -186,6 +187,9 @@ def load(path: Path | None, **server: Any) -> Settings:
     in_file = table.get("server", {})
     if given and isinstance(in_file, dict):
         table["server"] = in_file | given
+    sensors = table.get("board", {})
+    if board is not None and isinstance(sensors, dict):
+        table["board"] = sensors | {"kind": board}
     where = "the command line" if path is None else str(path)
     found = config.from_table(Settings, table, where)
     if given and found.server.unix_socket is not None:

@@ -30,6 +30,11 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
+    @property
+    def count(self) -> int:
+        """How many values."""
+        return sum(self._counts)
+
     def cumulative(self) -> list[tuple[str, float]]:
         """Bound as text, and how many values are not above it; the last bound is +Inf."""
         found, below = [], 0

@@ -14,7 +14,8 @@ class LinkStatus:
 
     Records: those of the spool that no broker has acknowledged yet, and since the spool's file was
     made, or the daemon started if it has none: those that were dropped. `spool_fault` says why
-    records are kept in memory alone.
+    records are kept in memory alone. `refused_records` were dropped since the daemon started, for a
+    topic, size or content that the broker does not take.
     """
 
     state: LinkState = "off"
@@ -25,3 +26,4 @@ class LinkStatus:
     published_records: int = 0
     reconnects: int = 0
     spool_fault: str = ""
+    refused_records: int = 0

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.bench.report import percentile, summarize
+from edge_rt.bench.report import summarize
 from edge_rt.bench.timer import Run, Timing
+from edge_rt.telemetry.percentile import percentile
 
 MS = 1_000_000
 

@@ -1,0 +1,306 @@
+"""One connection to the broker, from its opening to its end; a new one starts from nothing.
+
+paho-mqtt speaks the protocol here and nothing more: it starts no thread, keeps no session, queues
+nothing and never reconnects (its external-loop functions: loop_read, loop_write, loop_misc).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, LogLevel, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from edge_rt.errors import ConfigError
+from edge_rt.telemetry.login import read_login
+from edge_rt.telemetry.settings import MqttSettings
+from edge_rt.telemetry.status import LinkState
+
+logger = logging.getLogger(__name__)
+
+MAX_RECEIVED_BYTES = 128 * 1024  # of a packet; the broker keeps larger ones back
+MAX_RECEIVED_AT_ONCE = 16
+FLUSH_S = 0.2  # for a last DISCONNECT
+
+# CONNACK: client id, user or password, not authorized, banned, authentication method
+_REFUSED_LOGIN = {0x85, 0x86, 0x87, 0x8A, 0x8C}
+_TAKEN_OVER = 0x8E
+_WITH_WILL = 0x04
+
+
+class Message(NamedTuple):
+    """One that goes out with QoS 1."""
+
+    topic: str
+    payload: bytes
+    retain: bool = False
+    correlation: bytes | None = None
+
+    @property
+    def packet_bytes(self) -> int:
+        """What its PUBLISH takes at most."""
+        correlation = 0 if self.correlation is None else len(self.correlation) + 3
+        return 13 + len(self.topic.encode()) + len(self.payload) + correlation
+
+
+class Acknowledgement(NamedTuple):
+    """A PUBACK; `code` is 0x80 or more if the broker refused the message."""
+
+    mid: int
+    code: int
+    reason: str
+
+
+class Accepted(NamedTuple):
+    """What the broker's CONNACK allows."""
+
+    receive_maximum: int
+    max_packet_bytes: int
+
+
+class Connection:
+    """`ended` says why it is over, `ended_as` what that means; both are empty while it lives.
+
+    Used by one thread, but for `open`, which another one runs beforehand.
+    """
+
+    def __init__(
+        self, settings: MqttSettings, client_id: str, will: Message, step_s: float
+    ) -> None:
+        """`step_s` limits each of: reaching one address, the TLS handshake."""
+        self.ended = ""
+        self.ended_as: LinkState = "down"
+        self.is_open = False
+        self.accepted: Accepted | None = None  # after CONNACK
+        self.acknowledged: deque[Acknowledgement] = deque()
+        self.received: deque[MQTTMessage] = deque()
+        self._settings, self._is_abandoned, self._fault = settings, False, ""
+        self._client = client = Client(
+            CallbackAPIVersion.VERSION2,
+            client_id,
+            protocol=MQTTProtocolVersion.MQTTv5,
+            reconnect_on_failure=False,
+        )
+        client.connect_timeout = step_s
+        client.max_inflight_messages_set(0)  # the window is Delivery's: paho's is not Receive Max.
+        client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
+        client.on_socket_open = self._on_socket_open
+        client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
+        client.on_publish, client.on_message = self._on_publish, self._on_message
+        client.on_subscribe, client.on_log = self._on_subscribe, self._on_log
+
+    def open_in_background(self, wake: Callable[[], None]) -> None:
+        """Look the name up, connect, shake hands, all of which block; then `wake` is called."""
+
+        def run() -> None:
+            self._open()
+            wake()
+
+        threading.Thread(target=run, name="mqtt-connect", daemon=True).start()
+
+    def _open(self) -> None:
+        host, port = self._settings.host or "", port_of(self._settings)
+        try:
+            login = read_login(self._settings)
+            if login.username is not None:
+                self._client.username_pw_set(login.username, login.password)
+            if login.tls is not None:
+                self._client.tls_set_context(login.tls)
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.SessionExpiryInterval = 0  # the spool knows what is not acknowledged
+            properties.MaximumPacketSize = MAX_RECEIVED_BYTES
+            properties.ReceiveMaximum = MAX_RECEIVED_AT_ONCE
+            self._client.connect(
+                host, port, self._settings.keepalive_s, clean_start=True, properties=properties
+            )
+        except Exception as error:  # whatever it is: no connection
+            self._end(_text(error, host, port))
+        self.is_open = not self.ended
+        if self._is_abandoned or self.ended:
+            self._close_socket()
+
+    def abandon(self) -> None:
+        """Nobody waits for `open` any more: it may not log in, lest it take over a later one."""
+        self._is_abandoned = True
+
+    def fileno(self) -> int:
+        """To wait on; -1 if there is none."""
+        found = self._client.socket() if self.is_open else None
+        return -1 if found is None else found.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether a packet waits until the socket takes it."""
+        return self._client.want_write()
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether TLS has decrypted bytes that no poll shows."""
+        found = self._client.socket()
+        return isinstance(found, ssl.SSLSocket) and found.pending() > 0
+
+    def step(self, is_readable: bool) -> None:
+        """Write what waits, read what came, keep alive."""
+        if self.wants_write:
+            self._client.loop_write()
+        if is_readable:
+            self._client.loop_read()
+            while self.has_pending and not self.ended:
+                self._client.loop_read()
+        self._client.loop_misc()
+        if self._client.socket() is None:
+            self._end("the connection was lost")
+
+    def publish(self, message: Message) -> int | None:
+        """Its packet id; None if the connection is over."""
+        properties = None
+        if message.correlation is not None:
+            properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+            properties.CorrelationData = message.correlation
+        sent = self._client.publish(
+            message.topic, message.payload, qos=1, retain=message.retain, properties=properties
+        )
+        return None if sent.rc else sent.mid
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Live messages alone: retained ones are not sent, and are marked when they are live."""
+        if topics:
+            options = SubscribeOptions(
+                qos=1,
+                noLocal=True,
+                retainAsPublished=True,
+                retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND,
+            )
+            self._client.subscribe([(topic, options) for topic in topics])
+
+    def close(self, with_will: bool) -> None:
+        """Say goodbye, if the broker listens; `with_will` has it publish the will."""
+        if self.is_open and not self.ended:
+            code = ReasonCode(PacketTypes.DISCONNECT, identifier=_WITH_WILL if with_will else 0)
+            self._client.disconnect(code)
+            deadline = time.monotonic() + FLUSH_S
+            while self.wants_write and self._client.socket() and time.monotonic() < deadline:
+                self._client.loop_write()
+                time.sleep(0.01)
+        self.drop("closed")
+
+    def drop(self, why: str) -> None:
+        """End it without a word, as after this the broker may be dead."""
+        self._end(why)
+        self._is_abandoned = True
+        if self.is_open:
+            self._close_socket()
+
+    def _close_socket(self) -> None:
+        found = self._client.socket()
+        if found is not None:
+            found.close()
+
+    def _end(self, why: str, state: LinkState = "down") -> None:
+        if not self.ended:
+            self.ended, self.ended_as = why, state
+
+    def _on_socket_open(self, _client: Client, _data: Any, _socket: Any) -> None:
+        if self._is_abandoned:  # before CONNECT is sent
+            raise ConnectionAbortedError("abandoned")
+
+    def _on_connect(
+        self,
+        _client: Client,
+        _data: Any,
+        _flags: ConnectFlags,
+        code: ReasonCode,
+        got: Properties | None,
+    ) -> None:
+        if code.is_failure:
+            state: LinkState = "auth-failed" if code.value in _REFUSED_LOGIN else "down"
+            self._end(f"the broker refused the login: {_reason(code, got)}", state)
+        elif getattr(got, "MaximumQoS", 1) < 1:
+            self._end("the broker takes no QoS 1, which is what keeps records from being lost")
+        else:
+            self.accepted = Accepted(
+                getattr(got, "ReceiveMaximum", 65_535), getattr(got, "MaximumPacketSize", 1 << 28)
+            )
+
+    def _on_disconnect(
+        self,
+        _client: Client,
+        _data: Any,
+        flags: DisconnectFlags,
+        code: ReasonCode,
+        got: Properties | None,
+    ) -> None:
+        if flags.is_disconnect_packet_from_server:
+            state: LinkState = "taken-over" if code.value == _TAKEN_OVER else "down"
+            self._end(f"the broker ended the connection: {_reason(code, got)}", state)
+        elif self.is_open and not self.accepted:
+            self._end(self._fault or "the broker closed the connection before it answered CONNECT")
+        else:
+            self._end(self._fault or f"the connection was lost: {code}")
+
+    def _on_publish(
+        self, _client: Client, _data: Any, mid: int, code: ReasonCode, got: Properties | None
+    ) -> None:
+        self.acknowledged.append(Acknowledgement(mid, code.value, _reason(code, got)))
+
+    def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
+        self.received.append(message)
+
+    def _on_subscribe(
+        self,
+        _client: Client,
+        _data: Any,
+        _mid: int,
+        codes: list[ReasonCode],
+        got: Properties | None,
+    ) -> None:
+        for code in codes:
+            if code.is_failure:  # telemetry goes on without it
+                logger.warning("the broker refused a subscription: %s", _reason(code, got))
+
+    def _on_log(self, _client: Client, _data: Any, level: int, text: str) -> None:
+        if (
+            level == LogLevel.MQTT_LOG_ERR
+        ):  # the only place where paho says what a socket's fault was
+            self._fault = text
+
+
+def port_of(settings: MqttSettings) -> int:
+    """The standard's port, unless one is set."""
+    return settings.port or (8883 if settings.tls else 1883)
+
+
+def _reason(code: ReasonCode, properties: Properties | None) -> str:
+    """The code's name, and the broker's own words if it has some."""
+    words = getattr(properties, "ReasonString", "")
+    return f"{code} ({words})" if words else str(code)
+
+
+def _text(error: Exception, host: str, port: int) -> str:  # noqa: PLR0911 - one line per kind
+    where = f"{host}:{port}"
+    match error:
+        case ConfigError():
+            return str(error)
+        case socket.gaierror():
+            return f"{host} cannot be looked up: {error.strerror}"
+        case ssl.SSLCertVerificationError():
+            return f"{where}: its certificate is not trusted: {error.verify_message}"
+        case ssl.SSLError():
+            return f"{where}: TLS failed: {error.reason or error}"
+        case TimeoutError():
+            return f"{where} did not answer in time"
+        case OSError():
+            return f"{where}: {error.strerror or error}"
+        case _:
+            return f"{where}: {type(error).__name__}: {error}"
