@@ -191,7 +191,8 @@ class Store:
         ids: list[int] = []
         batch: list[Held] = []
         pages = _SPARE_PAGES
-        for item in (*gone, *new):
+        work: list[int | Held] = [*gone, *new]
+        for item in work:
             cost = 2 if isinstance(item, int) else item.pages
             if pages + cost > self.layout.transaction:
                 yield ids, batch
