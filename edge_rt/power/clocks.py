@@ -29,6 +29,7 @@ class Clocks(Family):
     ) -> None:
         super().__init__("clocks", expected)
         self._nodes = nodes
+        self.gpu: str | None = None  # its devfreq directory
         if has_emc:
             self.found["emc"] = self._emc_hz
 
@@ -37,9 +38,9 @@ class Clocks(Family):
         for policy in self._nodes.find(POLICIES)[:MAX_POLICIES]:
             core = policy.rpartition("policy")[2]
             self.found[f"cpu{core}"] = partial(self._policy_hz, policy, core)
-        gpu = find_gpu(self._nodes)
-        if gpu is not None:
-            self.found["gpu"] = partial(self._nodes.number, f"{gpu}/cur_freq", 0, MAX_HZ)
+        self.gpu = self._find_gpu() or self.gpu
+        if self.gpu is not None:
+            self.found["gpu"] = partial(self._nodes.number, f"{self.gpu}/cur_freq", 0, MAX_HZ)
 
     def _policy_hz(self, policy: str, core: str) -> float:
         try:
@@ -57,19 +58,27 @@ class Clocks(Family):
             is_hidden = isinstance(cause, OSError) and cause.errno in {errno.ENOENT, errno.EACCES}
             raise NodeError(str(error), is_off=is_hidden) from None
 
+    def _find_gpu(self) -> str | None:
+        """One GPU may be found on several ways, and is one (JS#360)."""
+        for pattern in DEVFREQS:
+            for directory in self._nodes.find(pattern):
+                name = self._nodes.word(f"{directory}/device/of_node/name") or ""
+                if _GPU.fullmatch(name) or _GPU.fullmatch(directory.rpartition("/")[2]):
+                    return directory
+        return None
+
 
 class Loads(Family):
     """Shares of 1."""
 
-    def __init__(self, nodes: Nodes, expected: tuple[str, ...]) -> None:
+    def __init__(self, nodes: Nodes, clocks: Clocks, expected: tuple[str, ...]) -> None:
         super().__init__("loads", expected)
-        self._nodes = nodes
+        self._nodes, self._clocks = nodes, clocks
 
     def find(self) -> None:
-        """Look for the driver; one that loads after us is found then (JS PR#889)."""
-        gpu = find_gpu(self._nodes)
-        if gpu is not None:
-            self.found["gpu"] = partial(self._gpu, f"{gpu}/device/load")
+        """Take over the GPU that the clocks have found."""
+        if self._clocks.gpu is not None:
+            self.found["gpu"] = partial(self._gpu, f"{self._clocks.gpu}/device/load")
 
     def _gpu(self, path: str) -> float:
         try:
@@ -78,12 +87,3 @@ class Loads(Family):
             cause = error.__cause__  # Thor's driver has no such node
             is_off = isinstance(cause, OSError) and cause.errno == errno.ENOENT
             raise NodeError(str(error), is_off=is_off) from None
-
-
-def find_gpu(nodes: Nodes) -> str | None:
-    """The GPU's devfreq directory; one GPU may be found on several ways (JS#360)."""
-    for directory in nodes.find(*DEVFREQS):
-        name = nodes.word(f"{directory}/device/of_node/name") or ""
-        if _GPU.fullmatch(name) or _GPU.fullmatch(directory.rpartition("/")[2]):
-            return directory
-    return None

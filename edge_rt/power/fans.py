@@ -6,6 +6,7 @@ from functools import partial
 
 from edge_rt.power.nodes import Family, Nodes
 
+PATTERNS = ("sys/class/hwmon/hwmon*/rpm", "sys/class/hwmon/hwmon*/fan*_input")
 MAX_RPM = 100_000
 
 
@@ -18,9 +19,7 @@ class Fans(Family):
 
     def find(self) -> None:
         """Look for fans that have come; NVIDIA's tachometer calls its node `rpm`."""
-        for path in self._nodes.find(
-            "sys/class/hwmon/hwmon*/rpm", "sys/class/hwmon/hwmon*/fan*_input"
-        ):
+        for path in (path for pattern in PATTERNS for path in self._nodes.find(pattern)):
             directory, _, node = path.rpartition("/")
             driver = self._nodes.word(f"{directory}/name") or "fan"
             fan = node.removesuffix("_input")

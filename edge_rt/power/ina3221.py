@@ -29,16 +29,23 @@ class Rails(Family):
 
     def find(self) -> None:
         """Look for monitors that have come, or that have moved."""
-        for directory in self._nodes.find(*DIRECTORIES):
-            driver = self._nodes.word(f"{directory}/name")
-            if driver == "ina3221":
-                for channel in CHANNELS:
-                    label = self._nodes.word(f"{directory}/in{channel}_label")
-                    if label is not None and label != "NC":  # not connected
-                        self.found[label] = partial(self._channel_mw, directory, channel)
-            elif driver == "ina238":  # has one channel; the driver knows no label
-                label = self._nodes.word(f"{directory}/in1_label") or "VIN"
-                self.found[label] = partial(self._power_mw, directory)
+        for pattern in DIRECTORIES:  # ways to the same devices: one is enough
+            monitors = [one for one in self._nodes.find(pattern) if self._add(one)]
+            if monitors:
+                return
+
+    def _add(self, directory: str) -> bool:
+        """Whether it is a monitor's."""
+        driver = self._nodes.word(f"{directory}/name")
+        if driver == "ina3221":
+            for channel in CHANNELS:
+                label = self._nodes.word(f"{directory}/in{channel}_label")
+                if label is not None and label != "NC":  # not connected
+                    self.found[label] = partial(self._channel_mw, directory, channel)
+        elif driver == "ina238":  # has one channel; the driver knows no label
+            label = self._nodes.word(f"{directory}/in1_label") or "VIN"
+            self.found[label] = partial(self._power_mw, directory)
+        return driver in {"ina3221", "ina238"}
 
     def _channel_mw(self, directory: str, channel: int) -> float:
         try:

@@ -10,7 +10,7 @@ from edge_rt.power.draft import Draft
 from edge_rt.power.fans import Fans
 from edge_rt.power.ina3221 import AGX_ORIN, Rails, Total
 from edge_rt.power.jtop import Jtop
-from edge_rt.power.nodes import Nodes
+from edge_rt.power.nodes import NodeError, Nodes
 from edge_rt.power.nvpmodel import PowerMode
 from edge_rt.power.release import JETPACKS, Identity, l4t
 from edge_rt.power.tegrastats import Tegrastats
@@ -33,12 +33,14 @@ class JetsonBoard:
         self._total = Total(rails)
         self._rails = Rails(nodes, rails or ())
         self._temperatures = Temperatures(nodes, tj)
-        self._clocks, self._loads = Clocks(nodes, gpu, has_emc=True), Loads(nodes, gpu)
+        self._clocks = Clocks(nodes, gpu, has_emc=True)
+        self._loads = Loads(nodes, self._clocks, gpu)
         self._fans, self._throttles = Fans(nodes), Throttles(nodes)
         self._mode = PowerMode(nodes)
         self._jtop = Jtop(nodes.root, interval_s)
         self._tegrastats = Tegrastats(interval_s)
         self._l4t: str | None = None
+        self._lost: dict[str, str] = {}  # that is looked for with the directories
         self._found_s = 0.0
         self._find()
 
@@ -60,7 +62,7 @@ class JetsonBoard:
         """One reading; rails first, so that its time is theirs."""
         if time.monotonic() - self._found_s >= FIND_S:
             self._find()
-        draft = Draft(time.monotonic_ns())
+        draft = Draft(time.monotonic_ns(), lost=dict(self._lost))
         lost = draft.lost
         self._rails.read(draft.rails_mw, lost)
         self._temperatures.read(draft.temperatures_c, lost)
@@ -85,7 +87,14 @@ class JetsonBoard:
 
     def _find(self) -> None:
         self._found_s = time.monotonic()
-        self._l4t = l4t(self._nodes) or self._l4t
+        if self._identity.missing():
+            self._identity = Identity.read(self._nodes)
+        self._lost = self._identity.missing()
+        try:
+            self._l4t = l4t(self._nodes)
+        except NodeError as error:
+            if self._l4t is None and not error.is_absent:
+                self._lost["info.l4t"] = str(error)
         for family in (
             self._rails,
             self._temperatures,

@@ -11,8 +11,6 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable
-from functools import partial
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,11 +37,12 @@ class Nodes:
 
     def __init__(self, root: str, watch: Watch) -> None:
         self.root, self.watch = root, watch
+        self._prefix = root.rstrip("/") + "/"
 
     def read(self, path: str, limit: int = MAX_BYTES) -> bytes:
         """Its first `limit` bytes; NodeError."""
         try:
-            return self.watch.ask(path, lambda: _read(os.path.join(self.root, path), limit))  # noqa: PTH118
+            return self.watch.ask(path, lambda: _read(self._prefix + path, limit))
         except OSError as error:
             is_off = error.errno == errno.EAGAIN  # a thermal zone whose part is powered down
             raise NodeError(f"{path}: {os.strerror(error.errno or 0)}", is_off=is_off) from error
@@ -73,22 +72,13 @@ class Nodes:
             raise NodeError(f"{path}: {value} cannot be, it is not {lowest} to {highest}")
         return value
 
-    def find(self, *patterns: str) -> list[str]:
-        """Paths that match, each device once however many ways lead to it; hwmon2 before 10."""
-        found: dict[str, str] = {}
-        for pattern in patterns:
-            try:
-                paths = self.watch.ask(pattern, partial(self._glob, pattern))
-            except (OSError, NodeError):
-                continue
-            for path, real in paths:
-                found.setdefault(real, path)
-        return sorted(found.values(), key=_natural)
-
-    def _glob(self, pattern: str) -> list[tuple[str, str]]:
-        paths = glob.glob(pattern, root_dir=self.root)  # noqa: PTH207 - relative to the root
-        real = os.path.realpath
-        return [(path, real(os.path.join(self.root, path))) for path in paths]  # noqa: PTH118
+    def find(self, pattern: str) -> list[str]:
+        """Paths that match, hwmon2 before hwmon10."""
+        try:
+            found = self.watch.ask(pattern, lambda: glob.glob(pattern, root_dir=self.root))  # noqa: PTH207
+        except (OSError, NodeError):
+            return []
+        return sorted(found, key=_natural)
 
 
 class Family:
@@ -127,5 +117,5 @@ def _read(path: str, limit: int) -> bytes:
 
 
 def _natural(path: str) -> list[tuple[str, int]]:
-    parts = re.findall(r"(\D*)(\d*)", str(PurePosixPath(path)))
+    parts = re.findall(r"(\D*)(\d*)", path)
     return [(word, int(digits or -1)) for word, digits in parts]

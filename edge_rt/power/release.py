@@ -37,23 +37,35 @@ class Identity(NamedTuple):
 
     @property
     def is_jetson(self) -> bool:
-        """Whether the chip is a Tegra."""
-        return any(name.startswith("nvidia,tegra") for name in self.compatible)
+        """Whether the chip is a Tegra; where it does not say, whether the model is one's."""
+        return any(name.startswith("nvidia,tegra") for name in self.compatible) or (
+            "Jetson" in (self.model or "")
+        )
+
+    def missing(self) -> dict[str, str]:
+        """What every Jetson says of itself, and this one does not."""
+        said = {"model": self.model, "serial": self.serial, "compatible": self.compatible}
+        return {f"info.{name}": "not in the device tree" for name, one in said.items() if not one}
 
     def has(self, part: str) -> bool:
         """Whether a module or chip, as p3701, is in its names."""
         return any(part in name for name in self.compatible)
 
 
-def l4t(nodes: Nodes) -> str | None:
-    """As 36.4.3: of `# R36 (release), REVISION: 4.3, GCID: …`."""
+def l4t(nodes: Nodes) -> str:
+    """As 36.4.3: of `# R36 (release), REVISION: 4.3, GCID: …`; NodeError if it is not to be had.
+
+    A container does not see it, if nobody mounts it: is_absent.
+    """
     try:
-        found = re.match(
-            r"# R(\d{1,3}) \(release\), REVISION: (\d[\d.]{0,15})", nodes.text(RELEASE)
-        )
-    except NodeError:
-        return None
-    return None if found is None else ".".join(found.groups())
+        text = nodes.text(RELEASE)
+    except NodeError as error:
+        is_absent = isinstance(error.__cause__, FileNotFoundError)
+        raise NodeError(str(error), is_absent=is_absent) from None
+    found = re.match(r"# R(\d{1,3}) \(release\), REVISION: (\d[\d.]{0,15})", text)
+    if found is None:
+        raise NodeError(f"{RELEASE}: names no release: {text[:32]!r}")
+    return ".".join(found.groups())
 
 
 def _first(nodes: Nodes, name: str) -> str | None:

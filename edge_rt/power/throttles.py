@@ -45,7 +45,8 @@ class Throttles(Family):
 
     def find(self) -> None:
         """Look for counters that have come."""
-        for path in self._nodes.find(*PATTERNS):
+        found = next(filter(None, map(self._nodes.find, PATTERNS)), [])
+        for path in found:
             counter = re.sub(r".*/(oc[0-9]+)_event_cnt", r"\1", path)
             label = REASONS.get(counter, counter)
             self.found[label] = partial(self._nodes.number, path, 0, 2**63 - 1)
