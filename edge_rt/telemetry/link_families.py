@@ -29,6 +29,7 @@ def link_families(link: LinkStatus) -> Iterator[Metric]:
     for name, what, count in (
         ("published_records", "Records that a broker has acknowledged.", link.published_records),
         ("dropped_records", "Records lost for want of room.", link.dropped_records),
+        ("refused_records", "Records that the broker does not take.", link.refused_records),
         ("reconnects", "Connections after the first.", link.reconnects),
     ):
         yield CounterMetricFamily(f"edge_rt_mqtt_{name}", what, count)

@@ -56,7 +56,7 @@ def traffic() -> Metrics:
 
 def link(state: LinkState = "connected") -> LinkStatus:
     """A link that has known trouble."""
-    return LinkStatus(state, "", 7, 4096, 3, 1000, 2, "disk full")
+    return LinkStatus(state, "", 7, 4096, 3, 1000, 2, "disk full", 1)
 
 
 def full() -> Sources:

@@ -1,50 +1,31 @@
-"""What the daemon publishes."""
+"""What a daemon that knows everything publishes on /telemetry."""
 
 from __future__ import annotations
 
-TELEMETRY: dict[str, float | int | str | bool] = {
-    "schema_version": 1,
-    "time_ms": 1_790_000_000_000,
-    "boot_id": "0123456789abcdef0123456789abcdef",
-    "seq": 17,
-    "historical": False,
-    "status": "ready",
-    "requests_running": 3,
-    "requests_waiting": 8,
-    "kv_cache_usage": 0.75,
-    "decode_rows_mean": 2.5,
-    "generation_tok_s": 64.5,
-    "prompt_tok_s": 512.0,
-    "requests_finished_total": 1234,
-    "requests_per_s": 0.9,
-    "latency_ms_p50": 2660.0,
-    "latency_ms_p90": 4177.0,
-    "latency_ms_p99": 5070.0,
-    "ttft_ms_p50": 250.0,
-    "ttft_ms_p90": 400.0,
-    "ttft_ms_p99": 500.0,
-    "tpot_ms_p50": 18.0,
-    "tpot_ms_p90": 19.0,
-    "tpot_ms_p99": 25.0,
-    "queue_ms_p50": 0.5,
-    "queue_ms_p90": 2.0,
-    "queue_ms_p99": 80.0,
-    "power_mw": 31_250.0,
-    "power_mw_max": 40_000.0,
-    "energy_j_total": 7200.0,
-    "energy_j_per_tok": 0.48,
-    "rail_vdd_gpu_soc_mw": 20_000.0,
-    "temperature_tj_c": 52.5,
-    "temperature_gpu_c": 51.0,
-    "clock_gpu_hz": 1_300_500_000.0,
-    "load_gpu": 0.875,
-    "load_emc": 0.5,
-    "fan_fan_rpm": 1800.0,
-    "throttle_over_current_total": 2,
-    "memory_available_bytes": 40 << 30,
-    "memory_process_bytes": 5 << 30,
-    "power_mode": "MAXN",
-    "spool_records": 7,
-    "dropped_records_total": 3,
-    "lost": "temperature_cv0,temperature_cv1",
-}
+import dataclasses
+import json
+from typing import Any
+
+from fakes.choices import choice
+from fakes.pages import MS, ORIN, full, reading
+
+from edge_rt.core import FinishReason, Request, StepStats
+from edge_rt.telemetry.record import Recorder
+from edge_rt.telemetry.snapshot import Snapshots
+
+SECOND = 1000 * MS
+
+
+def telemetry(is_historical: bool = False) -> dict[str, Any]:
+    """A record as it arrives: ten seconds in which a request was served."""
+    now_ns, board = 0, reading()
+    sources = dataclasses.replace(full(), board=lambda: (ORIN, board))
+    snapshots = Snapshots(sources, lambda: now_ns)
+    now_ns, metrics = 10 * SECOND, sources.metrics
+    metrics.on_step(StepStats(0, 3, 0, 30 * MS, 0, sampled_tokens=1))
+    metrics.on_step(StepStats(0, 0, 2, 0, 40 * MS, sampled_tokens=2))
+    row = choice([2 * SECOND, 3 * SECOND], FinishReason.LENGTH)
+    metrics.on_end(Request("r", (1, 2, 3)), [row], 1 * SECOND, 5 * SECOND // 4)
+    board = dataclasses.replace(board, energy_j=3725.5, metered_s=310.25)
+    made: dict[str, Any] = json.loads(Recorder().make("telemetry", snapshots.take()).payload)
+    return made | {"historical": is_historical}

@@ -127,6 +127,7 @@ def test_what_the_link_counts() -> None:
         "edge_rt_mqtt_spool_fault": 1,
         "edge_rt_mqtt_dropped_records_total": 3,
         "edge_rt_mqtt_published_records_total": 1000,
+        "edge_rt_mqtt_refused_records_total": 1,
         "edge_rt_mqtt_reconnects_total": 2,
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.payloads import TELEMETRY
+from fakes.payloads import telemetry
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,12 +33,12 @@ def test_a_record_is_kept_until_it_is_written(consumer: dict[str, Any]) -> None:
 
 def test_a_record_keeps_its_own_time(consumer: dict[str, Any]) -> None:
     assert consumer["json_time_format"] == "unix_ms"
-    assert 1.6e12 < TELEMETRY[consumer["json_time_key"]] < 1e13
+    assert 1.6e12 < telemetry()[consumer["json_time_key"]] < 1e13
 
 
 def test_all_text_is_taken_as_such(consumer: dict[str, Any]) -> None:
     """Telegraf's JSON parser leaves out what is no number, unless it is named."""
-    text = {name for name, value in TELEMETRY.items() if isinstance(value, (str, bool))}
+    text = {name for name, value in telemetry().items() if isinstance(value, (str, bool))}
     assert set(consumer["json_string_fields"]) == text
     assert "tag_keys" not in consumer  # a record that comes twice would be two
 
