@@ -18,11 +18,10 @@ from typing import Any
 
 import httpx
 import pytest
-from paho.mqtt.client import topic_matches_sub
-
 from fakes import schema
 from fakes.board_trees import jetpack6
-from fakes.broker import Broker, Heard, Listener, broker, eventually, free_port, listener
+from fakes.broker import Broker, Heard, broker, eventually, free_port, listener
+from paho.mqtt.client import topic_matches_sub
 
 from .conftest import Daemon, started
 
@@ -140,14 +139,18 @@ def test_a_life(demo_bundle: Bundles, tmp_path: Path, bus: Broker) -> None:
     assert ours(heard, "state")[-1]["reason"] == "stopped"
     for kind in ("telemetry", "event", "bench"):
         assert len(is_complete(ours(heard, kind))) == 1
-    events = [fields["event"] for fields in ours(heard, "event")]
+    in_order = sorted(ours(heard, "event"), key=lambda fields: fields["seq"])
+    events = [fields["event"] for fields in in_order]
     assert events == ["started", "ready", "settings-reloaded", "draining", "stopped"]
     figures = ours(heard, "telemetry")
-    assert [figure["seq"] for figure in figures] == list(range(1, len(figures) + 1))
+    live = [figure["seq"] for figure in figures if not figure["historical"]]
+    assert live == sorted(live)
     last = figures[-1]
     assert last["generation_tokens_total"] == 8 + 64 + 32  # one of the benchmark's is not measured
     assert last["requests_finished_total"] == 1
-    assert last["power_mw"] == pytest.approx(sum(last[f"rail_{rail}_mw"] for rail in RAILS))
+    assert last["power_mw"] == pytest.approx(
+        sum(last[f"rail_{rail}_mw"] for rail in RAILS), abs=0.1
+    )
     assert last["energy_j_total"] > 0
     info = ours(heard, "info")[-1]
     assert info["engine"] == "null"
@@ -232,36 +235,41 @@ def test_settings_that_cannot_work_are_refused_at_the_start(
 
 @pytest.mark.slow
 def test_twenty_kills(demo_bundle: Bundles, tmp_path: Path, bus: Broker) -> None:
-    """The spool opens each time, and what was committed arrives."""
-    interval_s, commit_s, bundle = 0.1, 0.3, demo_bundle("demo.null")
-    device = Device(tmp_path, bus.port, interval_s, commit_s)
-    draw, killed_ms = random.Random(6), []
+    """The spool opens each time; what is lost is of the last commit interval."""
+    interval_s = commit_s = 0.1
+    device, bundle = Device(tmp_path, bus.port, interval_s, commit_s), demo_bundle("demo.null")
+    draw = random.Random(6)  # noqa: S311
     bus.kill()
-    for number in range(20):
-        if number % 5 == 4:  # some runs meet the broker, and are killed while they replay
-            bus.start()
+    held: list[int] = []  # just before each kill
+    for _ in range(20):
         with device.serving(bundle) as daemon:
-            time.sleep(draw.uniform(0, 1.2))
+            time.sleep(draw.uniform(1.0, 2.0))
+            held.append(int(metric(daemon, "edge_rt_mqtt_spool_records") or 0))
+            assert metric(daemon, "edge_rt_mqtt_spool_fault") == 0
             daemon.process.kill()
-            killed_ms.append(time.time() * 1e3)
-            assert (metric_file := tmp_path / "spool.sqlite").exists(), metric_file
-        if number % 5 == 4:
-            bus.kill()
     bus.start()
     with listener(bus.port) as ears, device.serving(bundle) as daemon:
         eventually(lambda: metric(daemon, "edge_rt_mqtt_spool_records") == 0)
-        records = ours(ears.heard, "telemetry")
         assert metric(daemon, "edge_rt_mqtt_dropped_records_total") == 0
-    boots = is_complete_but_for_what_was_delivered(records)
-    assert len(boots) >= 15
-    last_ms: dict[str, int] = {}
-    for record in records:
-        last_ms[record["boot_id"]] = max(record["time_ms"], last_ms.get(record["boot_id"], 0))
-    for at_ms in killed_ms:
-        before = [one for one in last_ms.values() if one <= at_ms]
-        if before:
-            assert at_ms - max(before) < 60_000
+        heard = list(ears.heard)
+    boots = is_complete(ours(heard, "telemetry"))
+    assert is_complete(ours(heard, "event")).keys() == boots.keys()
+    assert len(boots) == 21
+    # Boots in their order, and how many records there were after each.
+    there = list(
+        itertools.accumulate(
+            sum(record["boot_id"] == boot for kind in KINDS for record in unique(heard, kind))
+            for boot in boots
+        )
+    )
+    lost = [0, *(0 for _ in there)]
+    for number, count in enumerate(held):
+        lost[number + 1] = count - there[number]
+    assert max(lost) <= 10 * commit_s / interval_s, lost
 
 
-def is_complete_but_for_what_was_delivered(records: list[dict[str, Any]]) -> set[str]:
-    return {record["boot_id"] for record in records}
+KINDS = ("telemetry", "event")
+
+
+def unique(heard: list[Heard], kind: str) -> list[dict[str, Any]]:
+    return list({(one["boot_id"], one["seq"]): one for one in ours(heard, kind)}.values())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.broker import Broker, Proxy, broker, eventually, listener, proxy
+from fakes.broker import Broker, broker, eventually, listener, proxy
 from fakes.broker_certificates import Authority
 from fakes.broker_client import QUICK, Device, device
 
