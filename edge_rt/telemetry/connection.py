@@ -76,7 +76,7 @@ class Connection:
     """
 
     def __init__(
-        self, settings: MqttSettings, client_id: str, will: Message, step_s: float
+        self, settings: MqttSettings, client_id: str, will: Message | None, step_s: float
     ) -> None:
         """`step_s` limits each of: reaching one address, the TLS handshake."""
         self.ended = ""
@@ -94,7 +94,8 @@ class Connection:
         )
         client.connect_timeout = step_s
         client.max_inflight_messages_set(0)  # the window is Delivery's: paho's is not Receive Max.
-        client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
+        if will is not None:
+            client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
         client.on_socket_open = self._on_socket_open
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
         client.on_publish, client.on_message = self._on_publish, self._on_message

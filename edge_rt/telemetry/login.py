@@ -85,6 +85,7 @@ def _context(settings: MqttSettings) -> ssl.SSLContext:
     except ssl.SSLError as error:
         raise ConfigError(f"ca_file {settings.ca_file} holds no certificate in PEM form") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslsocket_class = _Socket
     if settings.cert_file is not None:
         try:
             # A password at hand keeps OpenSSL from asking the terminal for an encrypted key's.
@@ -95,6 +96,18 @@ def _context(settings: MqttSettings) -> ssl.SSLContext:
                 f"({_reason(error)}): both must be PEM and belong together, the key not encrypted"
             ) from error
     return context
+
+
+class _Socket(ssl.SSLSocket):
+    """Closed if the handshake fails, as paho forgets it then."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        """As its base has it."""
+        try:
+            super().do_handshake(block)
+        except BaseException:
+            self.close()
+            raise
 
 
 def _reason(error: ssl.SSLError | ValueError) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import queue
+import select
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from edge_rt.errors import PublishError
-from edge_rt.telemetry.connection import port_of
-from edge_rt.telemetry.login import read_login
+from edge_rt.telemetry.connection import Connection, Message
 from edge_rt.telemetry.record import Recorder
 from edge_rt.telemetry.settings import MqttSettings
 
-TIMEOUT_S = 30.0
+TIMEOUT_S, STEP_S = 30.0, 10.0
+TURN_MS = 100
+REFUSED = 0x80  # and above, of a PUBACK's codes
 
 
 def publish(
@@ -28,41 +29,41 @@ def publish(
 
     PublishError if that does not happen in time.
     """
-    from paho.mqtt import publish as paho
-    from paho.mqtt.client import MQTTv5
-
-    assert settings.host is not None
-    host, port, login = settings.host, port_of(settings), read_login(settings)
     record = Recorder().make(kind, dict(fields) | {"historical": False})
     topic = f"{settings.base}/{device}/{kind}"
-    outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            paho.single(
-                topic,
-                record.payload,
-                qos=1,
-                hostname=host,
-                port=port,
-                client_id=f"{settings.client_id or f'edge_rt-{device}'}-{kind}",
-                auth=None
-                if login.username is None
-                else {"username": login.username, "password": login.password},
-                tls=login.tls,  # type: ignore[arg-type] # it takes contexts too
-                protocol=MQTTv5,
-            )
-        except Exception as error:
-            outcome.put(error)
-        else:
-            outcome.put(None)
-
-    logging.getLogger("paho").setLevel(logging.CRITICAL)  # what matters it raises
-    threading.Thread(target=run, daemon=True).start()  # paho knows no end of its waiting
-    try:
-        error = outcome.get(timeout=timeout_s)
-    except queue.Empty:
-        error = TimeoutError(f"it did not answer within {timeout_s:g} s")
-    if error is not None:
-        raise PublishError(f"{topic} could not be published at {host}:{port}: {error}") from error
+    client_id = f"{settings.client_id or f'edge_rt-{device}'}-{kind}"
+    connection = Connection(settings, client_id, None, min(STEP_S, timeout_s))
+    opened, deadline_s = threading.Event(), time.monotonic() + timeout_s
+    connection.open_in_background(opened.set)
+    opened.wait(timeout_s)
+    why = _send(connection, Message(topic, record.payload.encode()), deadline_s)
+    if why:
+        connection.drop(why)
+        raise PublishError(f"{topic} could not be published: {why}")
+    connection.close(with_will=False)
     return topic
+
+
+def _send(connection: Connection, message: Message, deadline_s: float) -> str:
+    """Wait until the broker has it; else why it has not."""
+    mid = None
+    while not connection.ended:
+        if time.monotonic() >= deadline_s:
+            return "the broker did not answer in time"
+        connection.step(_wait(connection))
+        if connection.accepted is not None and mid is None:
+            mid = connection.publish(message)
+        for answer in connection.acknowledged:
+            if answer.mid == mid:
+                return f"the broker refused it: {answer.reason}" if answer.code >= REFUSED else ""
+    return connection.ended
+
+
+def _wait(connection: Connection) -> bool:
+    """For the socket, a little; whether there is something to read."""
+    number = connection.fileno()
+    if number < 0 or connection.has_pending:
+        return number >= 0
+    poll = select.poll()
+    poll.register(number, select.POLLIN | (select.POLLOUT if connection.wants_write else 0))
+    return any(events & ~select.POLLOUT for _, events in poll.poll(TURN_MS))

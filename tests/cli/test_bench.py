@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes import schema
+from fakes.broker import broker, eventually, free_port, listener
 from fakes.command import run_json
 from PIL import Image
 
@@ -168,3 +170,41 @@ def test_ctrl_c_ends_it(demo_bundle: BundleFactory, cache: Path, scenario: str) 
         _, err = process.communicate(timeout=100)
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("scenario", ["single-stream", "offline", "server"])
+def test_the_result_is_published(
+    demo_bundle: BundleFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str], scenario: str
+) -> None:
+    settings = tmp_path / "settings.toml"
+    more = () if scenario == "server" else ("--timer", "own")
+    with broker(tmp_path) as bus, listener(bus.port) as ears:
+        settings.write_text(f'[mqtt]\nhost = "127.0.0.1"\nport = {bus.port}\ndevice = "box"\n')
+        arguments = ("--publish", str(settings), *more)
+        table = run_json(
+            capsys, "bench", scenario, str(demo_bundle("demo.null")), *SMALL, *arguments
+        )
+        (heard,) = eventually(lambda: ears.on("edge_rt/box/bench"))
+    schema.check(heard.topic, heard.fields)
+    assert heard.fields["model"] == "demo.null"
+    for name in ("scenario", "samples", "tokens", "throughput_tok_s", "latency_ms_p90"):
+        assert heard.fields[name] == table[name]
+
+
+def test_publishing_that_cannot_work_fails_before_the_work(
+    demo_bundle: BundleFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "settings.toml"
+    arguments = ["bench", "offline", str(demo_bundle("demo.null")), "--publish", str(settings)]
+    for text, message in (
+        ("", "names no broker"),
+        ('[mqtt]\nhost = "x"\ntls = true\nca_file = "/nowhere"\n', "ca_file /nowhere"),
+    ):
+        settings.write_text(text)
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err
+    settings.write_text(f'[mqtt]\nhost = "127.0.0.1"\nport = {free_port()}\n')
+    assert main([*arguments, *SMALL, "--timer", "own"]) == 1
+    said = capsys.readouterr()
+    assert "tokens/s" in said.out  # the result is not lost
+    assert "could not be published" in said.err
