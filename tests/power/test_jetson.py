@@ -6,15 +6,15 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.board_nodes import NO_EVENTS, Recorder, metrics_of, read_nodes, values
 from fakes.board_trees import BOARDS, SERIAL, Tree, jetpack5, jetpack6, jetpack7, orin_nano, thor
 
-from edge_rt.core import BoardInfo, BoardReading
+from edge_rt.core import BoardInfo
 from edge_rt.power import jetson, nodes
 from edge_rt.power.board import open_board
 from edge_rt.power.jetson import JetsonBoard
@@ -22,23 +22,6 @@ from edge_rt.power.settings import BoardSettings
 from edge_rt.power.watch import Watch
 
 AGX_SCOPE = "VDD_GPU_SOC + VDD_CPU_CV + VIN_SYS_5V0; module rails, not wall"
-NO_EVENTS = {
-    "oc1_under_voltage": 0,
-    "oc2_average_over_current": 0,
-    "oc3_instantaneous_over_current": 0,
-}
-
-
-class Recorder(Watch):
-    """What was asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-
-    def ask(self, name: str, call: Callable[[], Any]) -> Any:
-        self.asked.append(name)
-        return super().ask(name, call)
 
 
 @pytest.fixture(autouse=True)
@@ -51,21 +34,6 @@ def opened(root: Path, watch: Watch | None = None) -> JetsonBoard:
     board = open_board(BoardSettings(root=str(root)), watch)
     assert isinstance(board, JetsonBoard)
     return board
-
-
-def values(reading: BoardReading) -> dict[str, Any]:
-    """Its values by the name that `lost` has for them."""
-    found: dict[str, Any] = {}
-    for name, value in asdict(reading).items():
-        if isinstance(value, dict) and name != "lost":
-            kind = {"rails_mw": "rails", "temperatures_c": "temperatures", "clocks_hz": "clocks"}
-            kind |= {"fans_rpm": "fans"}
-            found |= {f"{kind.get(name, name)}.{label}": one for label, one in value.items()}
-        elif name == "memory_total_bytes" and value is not None:
-            found["memory"] = (value, reading.memory_available_bytes)
-        elif name in {"power_mw", "power_mode"} and value is not None:
-            found[name.removesuffix("_mw")] = value
-    return found
 
 
 EXPECTED: dict[str, tuple[BoardInfo, dict[str, Any]]] = {
@@ -203,43 +171,6 @@ def test_a_board_is_read_in_full(name: str, tmp_path: Path) -> None:
             for field, value in expected.items()
         },
     }
-
-
-# What a node's value is the value of, by its path.
-
-
-def metrics_of(path: str, root: Path) -> set[str]:
-    directory, _, node = path.rpartition("/")
-    if found := re.fullmatch(r"(?:in|curr)(\d)_input", node):
-        label = (root / directory / f"in{found[1]}_label").read_text().strip()
-        summed = {"VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0", "VDD_IN"}
-        return {f"rails.{label}"} | ({"power"} if label in summed else set())
-    if node == "temp":
-        kind = (root / directory / "type").read_text().strip().lower()
-        return {"temperatures." + re.sub("-therm(al)?$|_tegra$", "", kind)}
-    if found := re.fullmatch(r"(oc\d)_event_cnt", node):
-        return {f"throttles.{name}" for name in NO_EVENTS if name.startswith(found[1])}
-    if found := re.search(r"(?:policy|cpu)(\d+)/(?:scaling_cur_freq|online)$", path):
-        return {f"clocks.cpu{found[1]}"}
-    if node in {"rpm", "fan1_input"}:
-        return {"fans." + (root / directory / "name").read_text().strip()}
-    return {
-        "power1_input": {"rails.VIN", "power"},
-        "cur_freq": {"clocks.gpu"},
-        "rate": {"clocks.emc"},
-        "load": {"loads.gpu"},
-        "meminfo": {"memory"},
-        "status": {"power_mode"},
-    }[node]
-
-
-def read_nodes(root: Path) -> list[str]:
-    """The nodes that a reading of a tree reads and that exist."""
-    watch = Recorder()
-    board = opened(root, watch)
-    watch.asked.clear()
-    board.read()
-    return [path for path in dict.fromkeys(watch.asked) if (root / path).exists()]
 
 
 def spoil(file: Path, fault: str) -> None:
