@@ -90,16 +90,6 @@ def states() -> Iterator[tuple[str, Sources]]:
     yield "everything", full()
 
 
-def families(sources: Sources) -> dict[str, str]:
-    """Type by name of the families of a page, without those of the process and of Python."""
-    page = Exposition(sources).page("")[0].decode()
-    return {
-        family.name: family.type
-        for family in parser.text_string_to_metric_families(page)
-        if not family.name.startswith(("process_", "python_"))
-    }
-
-
 def series(sources: Sources) -> set[str]:
     """The names that a query may ask for."""
     page = Exposition(sources).page("")[0].decode()

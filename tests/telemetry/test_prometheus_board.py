@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import get_args
 
 import pytest
-from fakes.pages import ORIN, full, link, reading
+from fakes.pages import ORIN, full, link, reading, series
 from prometheus_client import parser
 
 from edge_rt.core import BoardInfo, BoardReading
@@ -93,9 +93,9 @@ def test_a_board_that_says_all() -> None:
 )
 def test_what_is_not_known_is_not_there_and_costs_nothing_else(field: str, gone: str) -> None:
     nothing = getattr(BoardReading(0), field)
-    without = samples(on(ORIN, dataclasses.replace(reading(), **{field: nothing})), "edge_rt_")
-    names = {name for name, _ in samples(full(), "edge_rt_")}
-    assert names - {name for name, _ in without} == {gone}
+    sources = on(ORIN, dataclasses.replace(reading(), **{field: nothing}))
+    assert series(full()) - series(sources) == {gone}
+    assert f" {gone} " not in Exposition(sources).page("")[0].decode()  # nor a family without any
 
 
 def test_a_sensor_that_reads_zero_is_there() -> None:
