@@ -108,12 +108,14 @@ class Store:
 
     def open(self) -> None:
         """Open the file or make one; ConfigError for a database that is not ours to write."""
+        counts = self.records, self.payload_bytes
         try:
             self.path = self.path.resolve()  # SQLite puts the log where a link leads to
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take()
             self._connect()
         except BaseException:
+            self.records, self.payload_bytes = counts
             self.close()
             raise
 
