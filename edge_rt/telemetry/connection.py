@@ -35,7 +35,9 @@ FLUSH_S = 0.2  # for a last DISCONNECT
 
 # CONNACK: client id, user or password, not authorized, banned, authentication method
 _REFUSED_LOGIN = {0x85, 0x86, 0x87, 0x8A, 0x8C}
+_UNSUPPORTED_PROTOCOL = 0x84
 _TAKEN_OVER = 0x8E
+_CUT = 0x80  # paho's for a socket that the other side has closed
 _WITH_WILL = 0x04
 
 
@@ -82,6 +84,7 @@ class Connection:
         self.ended = ""
         self.ended_as: LinkState = "down"
         self.is_open = False
+        self.was_cut = False  # by the other side, after it had accepted us, without a reason
         self.accepted: Accepted | None = None  # after CONNACK
         self.acknowledged: deque[Acknowledgement] = deque()
         self.received: deque[MQTTMessage] = deque()
@@ -223,7 +226,9 @@ class Connection:
         code: ReasonCode,
         got: Properties | None,
     ) -> None:
-        if code.is_failure:
+        if code.value == _UNSUPPORTED_PROTOCOL:
+            self._end("the broker does not speak MQTT 5")
+        elif code.is_failure:
             state: LinkState = "auth-failed" if code.value in _REFUSED_LOGIN else "down"
             self._end(f"the broker refused the login: {_reason(code, got)}", state)
         elif getattr(got, "MaximumQoS", 1) < 1:
@@ -244,9 +249,16 @@ class Connection:
         if flags.is_disconnect_packet_from_server:
             state: LinkState = "taken-over" if code.value == _TAKEN_OVER else "down"
             self._end(f"the broker ended the connection: {_reason(code, got)}", state)
-        elif self.is_open and not self.accepted:
-            self._end(self._fault or "the broker closed the connection before it answered CONNECT")
+        elif not self.accepted:
+            why = self._fault or "it closed the connection"
+            hint = (
+                ""
+                if not self._settings.tls
+                else ("; it may want a client certificate (cert_file), or not accept this one")
+            )
+            self._end(f"the broker did not answer CONNECT: {why}{hint}")
         else:
+            self.was_cut = code.value == _CUT
             self._end(self._fault or f"the connection was lost: {code}")
 
     def _on_publish(
