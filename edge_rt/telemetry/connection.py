@@ -88,7 +88,8 @@ class Connection:
         self.accepted: Accepted | None = None  # after CONNACK
         self.acknowledged: deque[Acknowledgement] = deque()
         self.received: deque[MQTTMessage] = deque()
-        self._settings, self._is_abandoned, self._fault = settings, False, ""
+        self._settings, self._is_abandoned = settings, False
+        self._fault = self._refusal = ""
         self._client = client = Client(
             CallbackAPIVersion.VERSION2,
             client_id,
@@ -99,6 +100,7 @@ class Connection:
         client.max_inflight_messages_set(0)  # the window is Delivery's: paho's is not Receive Max.
         client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
         client.on_socket_open = self._on_socket_open
+        client.on_socket_register_write = lambda *_: None  # so that `publish` only queues
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
         client.on_publish, client.on_message = self._on_publish, self._on_message
         client.on_subscribe, client.on_log = self._on_subscribe, self._on_log
@@ -154,13 +156,15 @@ class Connection:
         return isinstance(found, ssl.SSLSocket) and found.pending() > 0
 
     def step(self, is_readable: bool) -> None:
-        """Write what waits, read what came, keep alive."""
-        if self.wants_write:
-            self._client.loop_write()
+        """Read what came, write what waits, keep alive; in this order, as the last words of a
+        broker that has closed the connection are lost with the first write that fails.
+        """
         if is_readable:
             self._client.loop_read()
             while self.has_pending and not self.ended:
                 self._client.loop_read()
+        if self.wants_write and not self.ended:
+            self._client.loop_write()
         self._client.loop_misc()
         if self._client.socket() is None:
             self._end("the connection was lost")
@@ -257,6 +261,8 @@ class Connection:
                 else ("; it may want a client certificate (cert_file), or not accept this one")
             )
             self._end(f"the broker did not answer CONNECT: {why}{hint}")
+        elif self._refusal:
+            self._end(f"the broker refused a message ({self._refusal}) and closed the connection")
         else:
             self.was_cut = code.value == _CUT
             self._end(self._fault or f"the connection was lost: {code}")
@@ -264,6 +270,8 @@ class Connection:
     def _on_publish(
         self, _client: Client, _data: Any, mid: int, code: ReasonCode, got: Properties | None
     ) -> None:
+        if code.is_failure:
+            self._refusal = str(code)
         self.acknowledged.append(Acknowledgement(mid, code.value, _reason(code, got)))
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:

