@@ -35,7 +35,9 @@ FLUSH_S = 0.2  # for a last DISCONNECT
 
 # CONNACK: client id, user or password, not authorized, banned, authentication method
 _REFUSED_LOGIN = {0x85, 0x86, 0x87, 0x8A, 0x8C}
+_UNSUPPORTED_PROTOCOL = 0x84
 _TAKEN_OVER = 0x8E
+_CUT = 0x80  # paho's for a socket that the other side has closed
 _WITH_WILL = 0x04
 
 
@@ -82,10 +84,12 @@ class Connection:
         self.ended = ""
         self.ended_as: LinkState = "down"
         self.is_open = False
+        self.was_cut = False  # by the other side, after it had accepted us, without a reason
         self.accepted: Accepted | None = None  # after CONNACK
         self.acknowledged: deque[Acknowledgement] = deque()
         self.received: deque[MQTTMessage] = deque()
-        self._settings, self._is_abandoned, self._fault = settings, False, ""
+        self._settings, self._is_abandoned = settings, False
+        self._fault = self._refusal = ""
         self._client = client = Client(
             CallbackAPIVersion.VERSION2,
             client_id,
@@ -97,6 +101,7 @@ class Connection:
         if will is not None:
             client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
         client.on_socket_open = self._on_socket_open
+        client.on_socket_register_write = lambda *_: None  # so that `publish` only queues
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
         client.on_publish, client.on_message = self._on_publish, self._on_message
         client.on_subscribe, client.on_log = self._on_subscribe, self._on_log
@@ -152,13 +157,15 @@ class Connection:
         return isinstance(found, ssl.SSLSocket) and found.pending() > 0
 
     def step(self, is_readable: bool) -> None:
-        """Write what waits, read what came, keep alive."""
-        if self.wants_write:
-            self._client.loop_write()
+        """Read what came, write what waits, keep alive; in this order, as the last words of a
+        broker that has closed the connection are lost with the first write that fails.
+        """
         if is_readable:
             self._client.loop_read()
             while self.has_pending and not self.ended:
                 self._client.loop_read()
+        if self.wants_write and not self.ended:
+            self._client.loop_write()
         self._client.loop_misc()
         if self._client.socket() is None:
             self._end("the connection was lost")
@@ -224,7 +231,9 @@ class Connection:
         code: ReasonCode,
         got: Properties | None,
     ) -> None:
-        if code.is_failure:
+        if code.value == _UNSUPPORTED_PROTOCOL:
+            self._end("the broker does not speak MQTT 5")
+        elif code.is_failure:
             state: LinkState = "auth-failed" if code.value in _REFUSED_LOGIN else "down"
             self._end(f"the broker refused the login: {_reason(code, got)}", state)
         elif getattr(got, "MaximumQoS", 1) < 1:
@@ -245,14 +254,25 @@ class Connection:
         if flags.is_disconnect_packet_from_server:
             state: LinkState = "taken-over" if code.value == _TAKEN_OVER else "down"
             self._end(f"the broker ended the connection: {_reason(code, got)}", state)
-        elif self.is_open and not self.accepted:
-            self._end(self._fault or "the broker closed the connection before it answered CONNECT")
+        elif not self.accepted:
+            why = self._fault or "it closed the connection"
+            hint = (
+                ""
+                if not self._settings.tls
+                else ("; it may want a client certificate (cert_file), or not accept this one")
+            )
+            self._end(f"the broker did not answer CONNECT: {why}{hint}")
+        elif self._refusal:
+            self._end(f"the broker refused a message ({self._refusal}) and closed the connection")
         else:
+            self.was_cut = code.value == _CUT
             self._end(self._fault or f"the connection was lost: {code}")
 
     def _on_publish(
         self, _client: Client, _data: Any, mid: int, code: ReasonCode, got: Properties | None
     ) -> None:
+        if code.is_failure:
+            self._refusal = str(code)
         self.acknowledged.append(Acknowledgement(mid, code.value, _reason(code, got)))
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:

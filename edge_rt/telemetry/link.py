@@ -14,6 +14,9 @@ from edge_rt.telemetry.status import LinkState
 logger = logging.getLogger(__name__)
 
 
+CUTS = 3  # in a row that are taken for a takeover
+
+
 class Timing(NamedTuple):
     """Limits and waits; other than these ones in tests alone.
 
@@ -53,6 +56,7 @@ class Link:
         self._current: Connection | None = None  # from its opening on
         self._next_s = 0.0  # when it is given up, or opened
         self._connected_s = 0.0
+        self._tries = self._cuts = 0
         self._backoffs: dict[LinkState, Backoff] = {
             "down": Backoff(timing.lost),
             "auth-failed": Backoff(timing.refused),
@@ -116,15 +120,16 @@ class Link:
         return f"{self._settings.host}:{port_of(self._settings)}"
 
     def _open(self, now_s: float) -> None:
-        self._next_s = now_s + self._timing.opening_s
+        self._next_s, self._tries = now_s + self._timing.opening_s, self._tries + 1
         self._current = Connection(
             self._settings, self._client_id, self._will(), self._timing.step_s
         )
         self._current.open_in_background(self._wake)
 
     def _lost(self, current: Connection, now_s: float) -> None:
-        state, was_connected = current.ended_as, self.connection is not None
+        was_connected = self.connection is not None
         lasted_s = now_s - self._connected_s if was_connected else 0.0
+        state, why = self._judge(current, lasted_s)
         self._current = self.connection = None
         current.drop("")
         if was_connected:
@@ -135,9 +140,26 @@ class Link:
             self._backoffs["taken-over"].reset()
         wait_s = self._backoffs[state].next_s()
         self._next_s = now_s + wait_s
-        self._become(state, current.ended)
+        self._become(state, why)
         if state == "taken-over":
             self._on_event("mqtt-taken-over", {"client_id": self._client_id, "retry_s": wait_s})
+
+    def _judge(self, ended: Connection, lasted_s: float) -> tuple[LinkState, str]:
+        """Older brokers (mosquitto 2.0.11) tell nobody that it was taken over, but just close.
+
+        A broker that stopped refuses the next try; one that accepts it at once, and soon closes it
+        too, again and again, has another client of this name.
+        """
+        if lasted_s >= self._timing.steady_s or not ended.was_cut:
+            self._cuts = 0
+        elif self._tries == 1:
+            self._cuts += 1
+        if lasted_s > 0.0:
+            self._tries = 0
+        if self._cuts < CUTS:
+            return ended.ended_as, ended.ended
+        why = f"the broker closed {self._cuts} connections in a row soon after it accepted them"
+        return "taken-over", why
 
     def _become(self, state: LinkState, why: str) -> None:
         if (state, why) == (self.state, self.why):
@@ -149,7 +171,7 @@ class Link:
         hint = {
             "auth-failed": "; username, password_file and the broker's list decide, and are read "
             "again at each try",
-            "taken-over": f"; another client is called {self._client_id}, or this daemon runs "
+            "taken-over": f"; another client is called {self._client_id} too, or this daemon runs "
             "twice: set device or client_id in [mqtt]",
         }.get(state, "")
         logger.warning("MQTT is %s: %s%s; trying again", state, why, hint)

@@ -154,7 +154,7 @@ class _Worker:
             is_clean = self._is_goodbye_said and self._delivery.is_idle
             self._link.close(with_will=not is_clean)
             self._take_records()
-            self._delivery.end()
+            self._delivery.end(time.monotonic())
             self._spool.close()
             self._set_status(time.monotonic())
         except BaseException as error:
@@ -185,14 +185,14 @@ class _Worker:
             logger.exception("the MQTT connection is given up for a fault of edge_rt")
         self._link.drop(f"a fault of edge_rt: {what}", time.monotonic())
         self._served = None
-        self._delivery.end()
+        self._delivery.end(time.monotonic())
         self._set_status(time.monotonic())
         time.sleep(FAULT_S)
 
     def _change(self, now_s: float) -> None:
         """The connection has come or gone."""
         if self._served is not None:
-            self._delivery.end()
+            self._delivery.end(now_s)
         self._served = self._link.connection
         if self._served is None:
             return

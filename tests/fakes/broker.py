@@ -101,11 +101,6 @@ class Broker:
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def logins(self) -> int:
-        """How many clients it has accepted, but for the listener."""
-        return sum("New client connected" in line and "listener" not in line
-                   for line in self.log().splitlines())  # fmt: skip
-
 
 @contextlib.contextmanager
 def broker(directory: Path, *options: str) -> Iterator[Broker]:
@@ -157,6 +152,10 @@ class Listener:
     def _on_message(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:
         correlation = getattr(message.properties, "CorrelationData", None)
         self.heard.append(Heard(message.topic, message.payload, message.retain, correlation))
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected.is_set()
 
     def wait(self) -> None:
         """Until it hears."""
@@ -216,7 +215,13 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._spawn(self._accept)
+
+    def _spawn(self, target: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -234,7 +239,7 @@ class Proxy:
                 broker_end.settimeout(None)
                 self._pairs.append((client, broker_end))
                 for ends in ((client, broker_end), (broker_end, client)):
-                    threading.Thread(target=self._pump, args=ends, daemon=True).start()
+                    self._spawn(self._pump, *ends)
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -242,23 +247,28 @@ class Proxy:
                 while self.is_silent:
                     time.sleep(0.01)
                 target.sendall(data)
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        _shut(source, target)
 
     def cut(self) -> None:
         """End all connections, and take no new ones."""
         self.is_open = False
         for pair in self._pairs:
-            for end in pair:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-        self._pairs.clear()
+            _shut(*pair)
 
     def close(self) -> None:
         self.cut()
         self.is_silent = False
-        self._server.close()
+        _shut(self._server)  # wakes accept
+        for thread in self._threads:
+            thread.join(HANG_S)
+        for end in (self._server, *(end for pair in self._pairs for end in pair)):
+            end.close()
+
+
+def _shut(*ends: socket.socket) -> None:
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

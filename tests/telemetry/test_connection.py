@@ -23,6 +23,8 @@ from edge_rt.telemetry.device import default_device
 from edge_rt.telemetry.publisher import Duties
 from edge_rt.telemetry.settings import MqttSettings
 
+# paho leaves a socket whose TLS handshake failed to the garbage collector.
+UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 LEFT_S = 5.0  # what `stop` may take
 
 
@@ -95,21 +97,70 @@ def test_password_comes_from_the_credential(
 
 
 def test_two_devices_with_one_id_do_not_flap(tmp_path: Path) -> None:
-    """frigate#3280: the takeover is seen and told, and the other is left alone for a while."""
+    """frigate#3280, with a broker (mosquitto 2.0.11) that closes the older one without a word."""
     events: list[str] = []
     duties = Duties(on_event=lambda name, fields: events.append(f"{name} {fields['client_id']}"))
     with (
         broker(tmp_path) as made,
         device(made.port, client_id="same", device="one", duties=duties) as first,
+        device(made.port, client_id="same", device="two", duties=duties) as second,
     ):
-        eventually(lambda: first.status.state == "connected")
-        with device(made.port, client_id="same", device="two") as second:
-            eventually(lambda: first.status.state == "taken-over")
-            assert "taken over" in first.status.why.lower()
-            assert events == ["mqtt-taken-over same"]
-            time.sleep(6.0)
-            assert made.log().count("as same") <= 6, "at 2, 4, 8 s for each of the two"
-            assert second.status.state in ("connected", "taken-over")
+        both = (first, second)
+        eventually(lambda: [box for box in both if box.status.state == "taken-over"])
+        assert events == ["mqtt-taken-over same"]
+        assert {box.status.state for box in both} == {"taken-over", "connected"}
+        logins = made.log().count("as same")
+        assert logins <= 6, "three for each"
+        time.sleep(1.5)
+        assert made.log().count("as same") == logins, "one waits, the other is left alone"
+
+
+def fake_broker(answers: list[bytes]) -> tuple[socket.socket, list[float]]:
+    """Sends these to each client, one by one; when each one came."""
+    server, came = socket.create_server(("127.0.0.1", 0)), []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                end, _ = server.accept()
+                came.append(time.monotonic())
+                with end:
+                    end.recv(1000)
+                    for answer in answers:
+                        end.sendall(answer)
+                        time.sleep(0.05)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server, came
+
+
+CONNACK = b"\x20\x03\x00\x00\x00"
+
+
+def test_takeover_that_the_broker_tells_is_seen_at_once_and_waits() -> None:
+    """frigate#3280: DISCONNECT with reason 142, as the standard has it."""
+    events: list[float] = []
+    duties = Duties(on_event=lambda _name, fields: events.append(fields["retry_s"]))
+    server, came = fake_broker([CONNACK, b"\xe0\x02\x8e\x00"])
+    with server:
+        with device(server.getsockname()[1], duties=duties) as box:
+            eventually(lambda: box.status.state == "taken-over")
+            assert "Session taken over" in box.status.why
+            eventually(lambda: len(came) == 2)
+            assert came[1] - came[0] >= 2.0
+            eventually(lambda: len(events) == 2)
+            assert 2 <= events[0] <= 3
+            assert 4 <= events[1] <= 6, "a short success is none"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_broker_without_qos_1_is_named() -> None:
+    server, _ = fake_broker([b"\x20\x05\x00\x00\x02\x24\x00"])
+    with server:
+        with device(server.getsockname()[1]) as box:
+            eventually(lambda: box.status.state == "down")
+            assert "QoS 1" in box.status.why
+        server.shutdown(socket.SHUT_RDWR)
 
 
 def test_connection_that_is_cut_comes_back_and_says_so_again(tmp_path: Path) -> None:
@@ -198,12 +249,14 @@ def test_stop_and_timeout_while_nobody_answers(takes: bool) -> None:
         stop_in_time(box)
 
 
+@UNCLOSED
 def test_stop_while_tls_gets_no_answer() -> None:
     with silent(takes=True) as port:
         box = Device(port, tls=True)
         box.publisher.start()
         time.sleep(0.3)
         stop_in_time(box)
+    eventually(lambda: not [t for t in threading.enumerate() if t.name == "mqtt-connect"])
 
 
 def test_stop_while_a_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,15 +376,16 @@ def test_tls_with_client_certificates(tmp_path: Path, pki: dict[str, Any]) -> No
         assert "u'client'" in made.log()
 
 
+@UNCLOSED
 @pytest.mark.parametrize(
     ("server", "ca", "client", "why"),
     [
         ("expired", "ca", "client", "expired"),
         ("elsewhere", "ca", "client", "mismatch"),
-        ("good", "other", "client", "unable to get local issuer"),
-        ("good", None, "client", "unable to get local issuer"),
-        ("good", "ca", None, "certificate required|handshake failure"),
-        ("good", "ca", "stranger", "unknown ca"),
+        ("good", "other", "client", "not trusted: self-signed certificate in certificate chain"),
+        ("good", None, "client", "not trusted: self-signed certificate in certificate chain"),
+        ("good", "ca", None, "it may want a client certificate"),
+        ("good", "ca", "stranger", "or not accept this one"),
     ],
 )
 def test_tls_refusals_name_the_fault(
@@ -348,8 +402,7 @@ def test_tls_refusals_name_the_fault(
         device(made.port, host="localhost", **more) as box,
     ):
         eventually(lambda: box.status.state == "down")
-        said = box.status.why.lower().replace("_", " ")
-        assert any(each in said for each in why.split("|")), said
+        assert why in box.status.why
         tried = made.log().count("New connection from")
         eventually(lambda: made.log().count("New connection from") > tried + 1, "another try")
         assert box.publisher._thread.is_alive()
@@ -417,7 +470,7 @@ def test_check_names_the_file_and_its_fault(
 def test_only_one_line_end_is_no_part_of_the_password(tmp_path: Path) -> None:
     path = secret(tmp_path / "p", "two words\n\n")
     settings = MqttSettings(host="localhost", username="u", password_file=path)
-    assert login.read_login(settings).password == "two words\n"
+    assert login.read_login(settings).password == "two words\n"  # noqa: S105
     assert "two words" not in repr(login.read_login(settings))
 
 
@@ -446,16 +499,8 @@ def test_files_that_are_gone_later_are_a_reason_to_be_down(tmp_path: Path) -> No
 
 
 def test_broker_of_another_protocol_is_named() -> None:
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                end, _ = server.accept()
-                end.recv(1000)
-                end.sendall(b"\x20\x02\x00\x01")  # MQTT 3.1.1: unacceptable protocol version
-                end.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=serve, daemon=True).start()
+    server, _ = fake_broker([b"\x20\x02\x00\x01"])  # MQTT 3.1.1: unacceptable version
+    with server:
         with device(server.getsockname()[1]) as box:
             eventually(lambda: box.status.state == "down")
             assert "MQTT 5" in box.status.why
