@@ -71,9 +71,11 @@ class Held:
         return cls(id_, record, 32 + sum(len(text.encode()) for text in texts))
 
     @property
-    def pages(self) -> int:
-        """The most pages that adding it can write."""
-        return self.size_bytes // _OVERFLOW_BYTES + 3
+    def pages(self) -> float:
+        """The most that it takes among others: a leaf and the next one fill a page together."""
+        if self.size_bytes < _PAGE_BYTES:
+            return 2 * self.size_bytes / _OVERFLOW_BYTES
+        return self.size_bytes / _OVERFLOW_BYTES + 3
 
 
 def is_damage(error: BaseException) -> bool:
@@ -192,7 +194,7 @@ class Store:
         """Cut the work so that no part can touch more pages than a transaction may."""
         ids: list[int] = []
         batch: list[Held] = []
-        pages = _SPARE_PAGES
+        pages: float = _SPARE_PAGES
         work: list[int | Held] = [*gone, *new]
         for item in work:
             cost = 2 if isinstance(item, int) else item.pages
@@ -293,7 +295,7 @@ class Store:
         connection.execute(f"PRAGMA max_page_count = {self.layout.file}").fetchall()
 
     def _make_room(
-        self, connection: sqlite3.Connection, pages: int, keep: Collection[int]
+        self, connection: sqlite3.Connection, pages: float, keep: Collection[int]
     ) -> list[int]:
         """Delete the oldest until so many pages are free; those deleted."""
         victims: list[int] = []

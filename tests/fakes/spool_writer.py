@@ -16,6 +16,12 @@ from fakes.spool import MIB, record
 from edge_rt.telemetry.spool import Spool
 
 
+def environment() -> dict[str, str]:
+    """What a child process needs to import this."""
+    tests = Path(__file__).parent.parent
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])}
+
+
 def main(path: str, first: int, seed: int) -> None:
     chance = np.random.default_rng(seed)
     spool = Spool(Path(path), 64 * MIB)

@@ -13,18 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes.spool import MIB, as_killed, drain, record
+from fakes.spool_writer import environment
 
 from edge_rt.telemetry.spool import Spool
 
-TESTS = Path(__file__).parent.parent
 KILLS = 25
 
 
 def killed_run(path: Path, first: int, seed: int, after_s: float) -> list[str]:
     """What a writer said until it was killed, `after_s` from when it had the file."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
     command = [sys.executable, "-m", "fakes.spool_writer", str(path), str(first), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as writer:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as writer:
         assert writer.stdout is not None
         lines = [writer.stdout.readline()]
         os.set_blocking(writer.stdout.fileno(), False)
