@@ -294,7 +294,7 @@ class Connection:
         if (
             level == LogLevel.MQTT_LOG_ERR
         ):  # the only place where paho says what a socket's fault was
-            self._fault = text
+            self._fault = text.removeprefix("failed to receive on socket: ")
 
 
 def port_of(settings: MqttSettings) -> int:

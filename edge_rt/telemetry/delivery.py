@@ -44,6 +44,7 @@ class Delivery:
         self._control: deque[Message] = deque()
         self._sent: dict[int, _Sent] = {}  # by packet id, oldest first
         self._tokens, self._filled_s, self._has_backlog = 0.0, 0.0, True
+        self._replayed = 0  # and acknowledged since the last commit
         self._refusals = Refusals(refused)
         self._told: set[tuple[str, str]] = set()
 
@@ -133,7 +134,7 @@ class Delivery:
         """
         self._tokens += (now_s - self._filled_s) * self._replay_per_s
         self._tokens, self._filled_s = min(self._tokens, max(1.0, self._replay_per_s)), now_s
-        if replayed == 0 and self._spool.unsettled > 0 and self.is_changed:
+        if replayed == 0 and self._replayed:
             self.commit()
         room = min(
             self._window - len(self._sent),
@@ -152,7 +153,7 @@ class Delivery:
     def commit(self) -> None:
         """Write the spool; new records that wait become backlog by it."""
         self._spool.commit()
-        self.is_changed, self._has_backlog = False, True
+        self.is_changed, self._has_backlog, self._replayed = False, True, 0
 
     def _release(self) -> None:
         self._spool.release()
@@ -164,7 +165,7 @@ class Delivery:
         if self._refusals.is_parked(record.key):
             return
         if self._refusals.is_denied(record.key.topic, now_s):
-            self._drop(record, self._refusals.why)
+            self._drop(record)
             return
         mark = "true" if is_historical else "false"
         payload = f'{record.payload[:-1]},"historical":{mark}}}'
@@ -191,6 +192,7 @@ class Delivery:
                     self._tell("state, info or answers", reason)
             elif is_accepted:
                 self.published += 1
+                self._replayed += sent.is_historical
                 self._refusals.accept(sent.record.key)
                 self._acknowledge(sent.record.key)
             elif self._refusals.drops(sent.record.key, code, reason, now_s):
@@ -198,9 +200,10 @@ class Delivery:
             else:
                 self._tell(sent.record.key.topic, f"{reason}; they wait in the spool")
 
-    def _drop(self, record: Record, why: str) -> None:
+    def _drop(self, record: Record, why: str = "") -> None:
         self.refused += 1
-        self._tell(record.key.topic, f"{why}; they are dropped")
+        if why:
+            self._tell(record.key.topic, f"{why}; they are dropped")
         self._acknowledge(record.key)
 
     def _acknowledge(self, key: Key) -> None:

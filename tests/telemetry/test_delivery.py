@@ -210,7 +210,7 @@ def test_topic_that_the_acl_refuses_does_not_block_the_others(
 ) -> None:
     rules = acl(tmp_path / "acl", "bench")
     with broker(tmp_path, f"acl_file {rules}") as made, listener(made.port) as ear:
-        timing = QUICK._replace(refused=Delays(0.3, 0.3, 1.0, 1.0))
+        timing = QUICK._replace(refused=Delays(60, 60, 1.0, 1.0))
         with device(made.port, timing=timing) as box:
             eventually(lambda: box.status.state == "connected")
             for _ in range(40):
@@ -220,10 +220,10 @@ def test_topic_that_the_acl_refuses_does_not_block_the_others(
             eventually(lambda: box.status.refused_records == 40)
             eventually(lambda: box.status.spool_records == 0)
             assert box.status.state != "taken-over", "mosquitto 2.0.11 closes at each refusal"
-            assert box.status.reconnects <= 10, "not for each of them"
+            assert box.status.reconnects <= 3, "not for each of them"
             assert seqs(ear, "bench") == set()
     assert "messages of bench are refused: Not authorized; they are dropped" in caplog.text
-    assert caplog.text.count("messages of bench") <= 3, "not for each of them"
+    assert caplog.text.count("messages of bench") == 1, "not for each of them"
 
 
 def test_records_wait_while_the_acl_refuses_all_of_them(tmp_path: Path) -> None:
