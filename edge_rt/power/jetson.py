@@ -13,11 +13,11 @@ from edge_rt.power.jtop import Jtop
 from edge_rt.power.nodes import NodeError, Nodes
 from edge_rt.power.nvpmodel import PowerMode
 from edge_rt.power.release import JETPACKS, Identity, l4t
+from edge_rt.power.rounds import Rounds
 from edge_rt.power.tegrastats import Tegrastats
 from edge_rt.power.thermal import Temperatures
 from edge_rt.power.throttles import Throttles
 
-FIND_S = 10.0  # how often directories are listed for drivers that have loaded since
 # By module or chip: the rails whose sum is the module's power, which it must have.
 TOTALS = (("p3701", AGX_ORIN), ("p3767", ("VDD_IN",)), ("tegra264", ("VIN",)))
 
@@ -41,7 +41,7 @@ class JetsonBoard:
         self._tegrastats = Tegrastats(interval_s)
         self._l4t: str | None = None
         self._lost: dict[str, str] = {}  # that is looked for with the directories
-        self._found_s = 0.0
+        self._rounds, self._is_lost = Rounds(nodes), False
         self._find()
 
     @property
@@ -60,7 +60,7 @@ class JetsonBoard:
 
     def read(self) -> BoardReading:
         """One reading; rails first, so that its time is theirs."""
-        if time.monotonic() - self._found_s >= FIND_S:
+        if self._rounds.is_due(is_lost=self._is_lost):
             self._find()
         draft = Draft(time.monotonic_ns(), lost=dict(self._lost))
         lost = draft.lost
@@ -77,6 +77,7 @@ class JetsonBoard:
         self._jtop.fill(draft)
         self._total.choose(set(draft.rails_mw))
         draft.power_mw = self._total.read(draft.rails_mw, lost)
+        self._is_lost = bool(lost)
         return draft.reading()
 
     def close(self) -> None:
@@ -86,7 +87,6 @@ class JetsonBoard:
         self._jtop.close()
 
     def _find(self) -> None:
-        self._found_s = time.monotonic()
         if self._identity.missing():
             self._identity = Identity.read(self._nodes)
         self._lost = self._identity.missing()

@@ -12,9 +12,9 @@ from edge_rt.power.fans import Fans
 from edge_rt.power.nodes import Nodes
 from edge_rt.power.nvml import SCOPE, Nvml
 from edge_rt.power.release import Identity
+from edge_rt.power.rounds import Rounds
 from edge_rt.power.thermal import Temperatures
 
-FIND_S = 10.0
 PRODUCT = "sys/class/dmi/id/product_name"
 
 
@@ -26,7 +26,7 @@ class LinuxBoard:
         self._model = identity.model or nodes.word(PRODUCT)
         self._temperatures, self._clocks = Temperatures(nodes, ()), Clocks(nodes)
         self._fans, self._nvml = Fans(nodes), Nvml(nodes.watch)
-        self._found_s = 0.0
+        self._rounds, self._is_lost = Rounds(nodes), False
         self._find()
 
     @property
@@ -43,7 +43,7 @@ class LinuxBoard:
 
     def read(self) -> BoardReading:
         """One reading; the GPUs' power first, so that its time is theirs."""
-        if time.monotonic() - self._found_s >= FIND_S:
+        if self._rounds.is_due(is_lost=self._is_lost):
             self._find()
         draft = Draft(time.monotonic_ns())
         self._nvml.read(draft)
@@ -51,6 +51,7 @@ class LinuxBoard:
         self._clocks.read(draft.clocks_hz, draft.lost)
         self._fans.read(draft.fans_rpm, draft.lost)
         draft.read_memory(self._nodes)
+        self._is_lost = bool(draft.lost)
         return draft.reading()
 
     def close(self) -> None:
@@ -58,6 +59,5 @@ class LinuxBoard:
         self._nvml.close()
 
     def _find(self) -> None:
-        self._found_s = time.monotonic()
         for family in (self._nvml, self._temperatures, self._clocks, self._fans):
             family.find()

@@ -15,7 +15,7 @@ from fakes.board_nodes import NO_EVENTS, Recorder, metrics_of, read_nodes, value
 from fakes.board_trees import BOARDS, SERIAL, Tree, jetpack5, jetpack6, jetpack7, orin_nano, thor
 
 from edge_rt.core import BoardInfo
-from edge_rt.power import jetson, nodes
+from edge_rt.power import nodes, rounds
 from edge_rt.power.board import open_board
 from edge_rt.power.jetson import JetsonBoard
 from edge_rt.power.settings import BoardSettings
@@ -300,6 +300,16 @@ def test_bug_51_no_rail_is_added_to_its_input(tmp_path: Path) -> None:
     assert reading.power_mw == reading.rails_mw["VDD_IN"]
 
 
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_module_that_is_new_is_summed_by_its_labels(name: str, tmp_path: Path) -> None:
+    tree = BOARDS[name]()
+    tree.table["proc/device-tree/compatible"] = "acme,board\0nvidia,tegra999\0"
+    board = opened(tree.write(tmp_path))
+    info, expected = EXPECTED[name]
+    assert board.read().power_mw == pytest.approx(expected["power_mw"])
+    assert board.info.power_scope == info.power_scope
+
+
 def test_bug_900_a_usb_port_is_no_rail(tmp_path: Path) -> None:
     root = jetpack6().write(tmp_path)
     assert list(root.glob("sys/class/power_supply/*"))
@@ -367,7 +377,7 @@ def test_bug_889_a_driver_that_loads_after_us_is_found(
     for part in parts:
         (tmp_path / part.name).rename(part)
     assert "loads.gpu" in board.read().lost  # directories are not listed each time
-    monkeypatch.setattr(jetson, "FIND_S", 0.0)
+    monkeypatch.setattr(rounds, "FIND_S", 0.0)
     reading = board.read()
     assert reading.loads == {"gpu": 0.0}
     assert reading.lost == {}
@@ -382,7 +392,7 @@ def test_monitors_that_come_back_under_another_number(
     (ina,) = (p.parent for p in root.glob("sys/class/hwmon/*/in1_label") if "GPU" in p.read_text())
     ina.rename(ina.with_name("hwmon17"))
     assert board.read().power_mw is None
-    monkeypatch.setattr(jetson, "FIND_S", 0.0)
+    monkeypatch.setattr(rounds, "FIND_S", 0.0)
     assert board.read().power_mw == power_mw
 
 

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from fakes.board_nodes import Recorder
 from fakes.board_trees import MEMINFO, write_tree
 
 from edge_rt.core import BoardInfo
+from edge_rt.power import rounds
 from edge_rt.power.board import open_board
 from edge_rt.power.settings import BoardSettings
 
@@ -56,6 +58,30 @@ def test_a_zone_whose_type_is_gone_keeps_its_name(tmp_path: Path) -> None:
     (root / "sys/class/thermal/thermal_zone0/type").unlink()
     board._find()  # type: ignore[attr-defined]
     assert board.read().temperatures_c == {"acpitz": 27.8, "acpitz_2": 41.0, "x86_pkg_temp": 45.0}
+
+
+def test_a_driver_that_loads_after_us_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_tree(tmp_path, TREE, {})
+    board = open_board(BoardSettings(root=str(root)))
+    write_tree(root, {"sys/class/hwmon/hwmon5/rpm": "700\n"}, {})
+    assert "fan" not in board.read().fans_rpm  # not each time
+    monkeypatch.setattr(rounds, "FIND_S", 0.0)
+    reading = board.read()
+    assert reading.fans_rpm["fan"] == 700
+    assert reading.lost == {}
+
+
+def test_where_nothing_changes_no_label_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "FIND_S", 0.0)
+    watch = Recorder()
+    board = open_board(BoardSettings(root=str(write_tree(tmp_path, TREE, {}))), watch)
+    watch.asked.clear()
+    board.read()
+    assert not [name for name in watch.asked if name.endswith(("type", "name", "label"))]
 
 
 @pytest.mark.parametrize(

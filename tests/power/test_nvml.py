@@ -10,7 +10,7 @@ import pytest
 from fakes.board_tools import NvmlFault, nvml_module
 
 from edge_rt.core import BoardInfo
-from edge_rt.power import linux
+from edge_rt.power import rounds
 from edge_rt.power.board import Board, open_board
 from edge_rt.power.settings import BoardSettings
 
@@ -117,7 +117,7 @@ def test_throttles_count_each_time_they_set_in(
 def test_a_driver_that_loads_after_us(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     board = opened(monkeypatch, tmp_path, nvml_module(gpu(), fault=NOT_LOADED))
     assert (board.info.kind, board.read().power_mw) == ("linux", None)
-    monkeypatch.setattr(linux, "FIND_S", 0.0)
+    monkeypatch.setattr(rounds, "FIND_S", 0.0)
     monkeypatch.setitem(sys.modules, "pynvml", nvml_module(gpu()))
     assert board.read().power_mw == 101250
     assert board.info.kind == "nvml"
