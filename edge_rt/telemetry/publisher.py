@@ -203,7 +203,6 @@ class _Worker:
         )
         self._told_state = None
         self._tell_state()
-        self._introduce()
 
     def _serve(self, connection: Connection, now_s: float) -> None:
         while connection.received:
@@ -227,6 +226,7 @@ class _Worker:
             self._told_state = state
             self._say("state", {"state": state.name, "time_ms": state.since_ms})
             self._say("info", {"device": self._device} | dict(self._duties.info()))
+            self._introduce()
 
     def _introduce(self) -> None:
         for topic, payload in self._duties.retained():
