@@ -37,7 +37,7 @@ class JetsonBoard:
         self._loads = Loads(nodes, self._clocks, gpu)
         self._fans, self._throttles = Fans(nodes), Throttles(nodes)
         self._mode = PowerMode(nodes)
-        self._jtop = Jtop(nodes.root, interval_s)
+        self._jtop = Jtop(nodes.root)
         self._tegrastats = Tegrastats(interval_s)
         self._l4t: str | None = None
         self._lost: dict[str, str] = {}  # that is looked for with the directories

@@ -21,6 +21,7 @@ from edge_rt.power.draft import Draft, Extra
 from edge_rt.power.thermal import zone_label
 
 SOCKET = "run/jtop.sock"
+INTERVAL_S = 1.0  # the first client sets that of all: the service's default
 STALE_S = 5.0
 RETRY_S = 30.0
 
@@ -28,10 +29,9 @@ RETRY_S = 30.0
 class Jtop:
     """The service's last answer, or why there is none."""
 
-    def __init__(self, root: str, interval_s: float, retry_s: float = RETRY_S) -> None:
+    def __init__(self, root: str, retry_s: float = RETRY_S) -> None:
         self._socket = os.path.join(root, SOCKET)  # noqa: PTH118
-        # The first client sets the interval of all, and others want theirs not to be slow.
-        self._interval_s, self._retry_s = min(1.0, interval_s), retry_s
+        self._retry_s = retry_s
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._latest: tuple[float, Extra] | None = None
@@ -79,7 +79,7 @@ class Jtop:
         if not os.path.exists(self._socket):  # noqa: PTH110
             raise FileNotFoundError(self._socket)
         library = importlib.import_module("jtop")
-        with library.jtop(interval=self._interval_s) as service:
+        with library.jtop(interval=INTERVAL_S) as service:
             self._fault = "does not answer"
             while not self._stop.is_set() and service.ok():
                 self._latest = (time.monotonic(), snapshot(service))

@@ -383,6 +383,19 @@ def test_bug_889_a_driver_that_loads_after_us_is_found(
     assert reading.lost == {}
 
 
+def test_what_is_lost_is_looked_for_where_no_driver_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = jetpack6().write(tmp_path)
+    (label,) = (p for p in root.glob("sys/class/hwmon/*/in1_label") if "GPU" in p.read_text())
+    label.unlink()
+    board = opened(root)
+    assert board.read().power_mw is None
+    label.write_text("VDD_GPU_SOC\n")
+    monkeypatch.setattr(rounds, "FIND_S", 0.0)
+    assert board.read().power_mw is not None
+
+
 def test_monitors_that_come_back_under_another_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

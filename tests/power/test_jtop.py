@@ -215,7 +215,7 @@ def test_a_service_that_comes_back_is_followed_again(
 ) -> None:
     monkeypatch.setattr(jtop, "STALE_S", 0.0)
     monkeypatch.setitem(sys.modules, "jtop", jtop_module(None, ConnectionResetError(104, "reset")))
-    source = Jtop(str(root), 1.0, retry_s=0.01)
+    source = Jtop(str(root), retry_s=0.01)
 
     def lost() -> dict[str, str]:
         draft = Draft(0)
@@ -236,7 +236,7 @@ def test_a_service_that_comes_back_is_followed_again(
 
 def test_where_it_is_not_installed_nothing_is_lost(root: Path) -> None:
     sys.modules.pop("jtop", None)
-    source = Jtop(str(root), 1.0)
+    source = Jtop(str(root))
     if source._is_installed:
         pytest.skip("jetson-stats is installed here")
     draft = Draft(0)
