@@ -18,7 +18,7 @@ from fakes.spool import MIB, as_killed, drain, files_bytes, record, seqs
 from fakes.spool_writer import environment
 
 from edge_rt.telemetry.spool import MEMORY_BYTES, Spool
-from edge_rt.telemetry.store import SCHEMA_VERSION
+from edge_rt.telemetry.store import SCHEMA_VERSION, Store
 
 NOBODY = 65534
 
@@ -246,6 +246,15 @@ def test_a_file_that_is_no_database_is_set_aside_and_the_last_one_kept(path: Pat
         spool.close()
         aside = sorted(path.parent.glob("spool.sqlite.corrupt-*"))
         assert [each.read_bytes() for each in aside] in ([content], [content, content])
+
+
+def test_the_log_is_set_aside_with_its_file(path: Path) -> None:
+    path.write_bytes(b"x")
+    path.with_name("spool.sqlite-wal").write_bytes(b"log")
+    aside = Store(path, MIB).set_aside()
+    assert aside.read_bytes() == b"x"
+    assert Path(f"{aside}-wal").read_bytes() == b"log"
+    assert len(list(path.parent.iterdir())) == 2
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])

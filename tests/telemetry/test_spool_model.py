@@ -190,8 +190,7 @@ def run(monkeypatch: pytest.MonkeyPatch, examples: int) -> None:
             max_examples=examples,
             stateful_step_count=60,
             deadline=None,
-            derandomize=False,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[HealthCheck.too_slow],
         ),
     )
 
