@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from fakes.broker_client import QUICK, device
 from fakes.broker_scripted import CONNACK, scripted
 
 from edge_rt.telemetry.backoff import Backoff, Delays
+from edge_rt.telemetry.last_words import last_words
 from edge_rt.telemetry.publisher import Duties
 
 
@@ -53,13 +55,29 @@ def test_takeover_that_the_broker_tells_is_seen_at_once_and_waits() -> None:
         (b"\x20\x05\x00\x00\x02\x24\x00", "QoS 1"),  # Maximum QoS 0
         (b"\x20\x02\x00\x01", "MQTT 5"),  # of MQTT 3.1.1: unacceptable version
         (b"\x20\x03\x00\x88\x00", "Server unavailable"),
-        (b"hello, this is not MQTT", "did not answer CONNECT"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, "did not answer CONNECT"),
     ],
 )
 def test_broker_that_will_not_do_is_named(connack: bytes, why: str) -> None:
     with scripted(connack) as made, device(made.port) as box:
         eventually(lambda: box.status.state == "down")
         assert why in box.status.why
+
+
+def test_last_words_of_a_broker_are_heard_though_a_write_failed() -> None:
+    """Its DISCONNECT and PUBACKs are in the kernel when the write finds the connection closed."""
+    words = b"\x40\x02\x00\x07\xd0\x00\x40\x04\x00\x08\x87\x00\xe0\x02\x8e\x00\x40"
+    ours, broker_end = socket.socketpair()
+    with ours, broker_end:
+        broker_end.sendall(words)
+        broker_end.close()
+        found = list(last_words(ours))
+    assert [(each.code.value, each.mid) for each in found] == [(0, 7), (0x87, 8), (0x8E, None)]
+    for odd in (b"", b"\x40", b"\x40\x05\x00", b"\x40\x03\x00\x01\x01", b"\x40\xff" + bytes(300)):
+        ours, broker_end = socket.socketpair()
+        with ours, broker_end:
+            broker_end.sendall(odd)
+            assert list(last_words(ours)) == []
 
 
 @pytest.mark.slow
