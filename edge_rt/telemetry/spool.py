@@ -43,6 +43,8 @@ class Spool:
         self._old: dict[Key, Held] = {}  # backlog that is not in the file
         self._taken: dict[Key, Held] = {}
         self._acknowledged: dict[int, Key] = {}  # by their places, as they are still in the file
+        self._doubtful: dict[int, Key] = {}  # acknowledged, and perhaps in it:
+        self._doubtful_to_id = 0  # those before this place were in a write that failed
         self._cursor = 0  # the backlog up to this place in the file is taken or acknowledged
         self._next_id = 1
         self._memory_bytes = 0
@@ -107,6 +109,8 @@ class Spool:
             self._acknowledged[held.id] = key
         else:
             self._memory_bytes -= _cost(held)
+            if held.id < self._doubtful_to_id:
+                self._doubtful[held.id] = key
 
     def release(self) -> None:
         """Nothing is taken any more; all that is here is backlog."""
@@ -143,6 +147,7 @@ class Spool:
             try:
                 self.dropped, lost = store.write(self._acknowledged, new, keep, self.dropped)
             except _FAULTS as error:
+                self._doubtful_to_id = self._next_id
                 self._fail(store, error)
                 return
             for held in new:
@@ -241,8 +246,12 @@ class Spool:
             self._opened = True
         self._cursor = 0
         self._acknowledged = {
-            id_: key for id_, key in self._acknowledged.items() if store.has(id_, key)
+            id_: key
+            for id_, key in (self._acknowledged | self._doubtful).items()
+            if store.has(id_, key)
         }
+        self._doubtful.clear()
+        self._doubtful_to_id = 0
         for pool in (self._old, self._new, self._taken):
             for key, held in list(pool.items()):
                 held.stored = store.has(held.id, key)

@@ -71,9 +71,11 @@ class Held:
         return cls(id_, record, 32 + sum(len(text.encode()) for text in texts))
 
     @property
-    def pages(self) -> int:
-        """The most pages that adding it can write."""
-        return self.size_bytes // _OVERFLOW_BYTES + 3
+    def pages(self) -> float:
+        """The most that it takes among others: a leaf and the next one fill a page together."""
+        if self.size_bytes < _PAGE_BYTES:
+            return 2 * self.size_bytes / _OVERFLOW_BYTES
+        return self.size_bytes / _OVERFLOW_BYTES + 3
 
 
 def is_damage(error: BaseException) -> bool:
@@ -108,12 +110,14 @@ class Store:
 
     def open(self) -> None:
         """Open the file or make one; ConfigError for a database that is not ours to write."""
+        counts = self.records, self.payload_bytes
         try:
             self.path = self.path.resolve()  # SQLite puts the log where a link leads to
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take()
             self._connect()
         except BaseException:
+            self.records, self.payload_bytes = counts
             self.close()
             raise
 
@@ -190,8 +194,9 @@ class Store:
         """Cut the work so that no part can touch more pages than a transaction may."""
         ids: list[int] = []
         batch: list[Held] = []
-        pages = _SPARE_PAGES
-        for item in (*gone, *new):
+        pages: float = _SPARE_PAGES
+        work: list[int | Held] = [*gone, *new]
+        for item in work:
             cost = 2 if isinstance(item, int) else item.pages
             if pages + cost > self.layout.transaction:
                 yield ids, batch
@@ -290,7 +295,7 @@ class Store:
         connection.execute(f"PRAGMA max_page_count = {self.layout.file}").fetchall()
 
     def _make_room(
-        self, connection: sqlite3.Connection, pages: int, keep: Collection[int]
+        self, connection: sqlite3.Connection, pages: float, keep: Collection[int]
     ) -> list[int]:
         """Delete the oldest until so many pages are free; those deleted."""
         victims: list[int] = []
