@@ -23,6 +23,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_rt.errors import ConfigError
+from edge_rt.telemetry.last_words import last_words
 from edge_rt.telemetry.login import read_login
 from edge_rt.telemetry.settings import MqttSettings
 from edge_rt.telemetry.status import LinkState
@@ -101,6 +102,7 @@ class Connection:
         if will is not None:
             client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
         client.on_socket_open = self._on_socket_open
+        client.on_socket_close = self._on_socket_close
         client.on_socket_register_write = lambda *_: None  # so that `publish` only queues
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
         client.on_publish, client.on_message = self._on_publish, self._on_message
@@ -223,6 +225,19 @@ class Connection:
         if self._is_abandoned:  # before CONNECT is sent
             raise ConnectionAbortedError("abandoned")
 
+    def _on_socket_close(self, _client: Client, _data: Any, closing: Any) -> None:
+        if self.ended:
+            return
+        for code, mid in last_words(closing):
+            if mid is None:
+                self._on_goodbye(code, None)
+            else:
+                self._on_publish(self._client, None, mid, code, None)
+
+    def _on_goodbye(self, code: ReasonCode, got: Properties | None) -> None:
+        state: LinkState = "taken-over" if code.value == _TAKEN_OVER else "down"
+        self._end(f"the broker ended the connection: {_reason(code, got)}", state)
+
     def _on_connect(
         self,
         _client: Client,
@@ -252,8 +267,7 @@ class Connection:
         got: Properties | None,
     ) -> None:
         if flags.is_disconnect_packet_from_server:
-            state: LinkState = "taken-over" if code.value == _TAKEN_OVER else "down"
-            self._end(f"the broker ended the connection: {_reason(code, got)}", state)
+            self._on_goodbye(code, got)
         elif not self.accepted:
             why = self._fault or "it closed the connection"
             hint = (

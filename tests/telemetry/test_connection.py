@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from fakes.broker import Broker, broker, eventually, listener, proxy
 from fakes.broker_client import QUICK, device
+from fakes.broker_scripted import CONNACK, scripted
 
 from edge_rt.telemetry.backoff import Backoff, Delays
+from edge_rt.telemetry.last_words import last_words
 from edge_rt.telemetry.publisher import Duties
 
 
@@ -35,52 +35,57 @@ def test_two_devices_with_one_id_do_not_flap(tmp_path: Path) -> None:
         assert made.log().count("as same") == logins, "one waits, the other is left alone"
 
 
-def fake_broker(answers: list[bytes]) -> tuple[socket.socket, list[float]]:
-    """Sends these to each client, one by one; when each one came."""
-    server, came = socket.create_server(("127.0.0.1", 0)), []
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                end, _ = server.accept()
-                came.append(time.monotonic())
-                with end:
-                    end.recv(1000)
-                    for answer in answers:
-                        end.sendall(answer)
-                        time.sleep(0.05)
-
-    threading.Thread(target=serve, daemon=True).start()
-    return server, came
-
-
-CONNACK = b"\x20\x03\x00\x00\x00"
-
-
 def test_takeover_that_the_broker_tells_is_seen_at_once_and_waits() -> None:
     """frigate#3280: DISCONNECT with reason 142, as the standard has it."""
     events: list[float] = []
     duties = Duties(on_event=lambda _name, fields: events.append(fields["retry_s"]))
-    server, came = fake_broker([CONNACK, b"\xe0\x02\x8e\x00"])
-    with server:
-        with device(server.getsockname()[1], duties=duties) as box:
-            eventually(lambda: box.status.state == "taken-over")
-            assert "Session taken over" in box.status.why
-            eventually(lambda: len(came) == 2)
-            assert came[1] - came[0] >= 2.0
-            eventually(lambda: len(events) == 2)
-            assert 2 <= events[0] <= 3
-            assert 4 <= events[1] <= 6, "a short success is none"
-        server.shutdown(socket.SHUT_RDWR)
+    with scripted(CONNACK, b"\xe0\x02\x8e\x00") as made, device(made.port, duties=duties) as box:
+        eventually(lambda: box.status.state == "taken-over")
+        assert "Session taken over" in box.status.why
+        eventually(lambda: len(made.logins) == 2)
+        assert made.logins[1] - made.logins[0] >= 2.0
+        eventually(lambda: len(events) == 2)
+        assert 2 <= events[0] <= 3
+        assert 4 <= events[1] <= 6, "a short success is none"
 
 
-def test_broker_without_qos_1_is_named() -> None:
-    server, _ = fake_broker([b"\x20\x05\x00\x00\x02\x24\x00"])
-    with server:
-        with device(server.getsockname()[1]) as box:
-            eventually(lambda: box.status.state == "down")
-            assert "QoS 1" in box.status.why
-        server.shutdown(socket.SHUT_RDWR)
+@pytest.mark.parametrize(
+    ("connack", "why"),
+    [
+        (b"\x20\x05\x00\x00\x02\x24\x00", "QoS 1"),  # Maximum QoS 0
+        (b"\x20\x02\x00\x01", "MQTT 5"),  # of MQTT 3.1.1: unacceptable version
+        (b"\x20\x03\x00\x88\x00", "Server unavailable"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, "did not answer CONNECT"),
+    ],
+)
+def test_broker_that_will_not_do_is_named(connack: bytes, why: str) -> None:
+    with scripted(connack) as made, device(made.port) as box:
+        eventually(lambda: box.status.state == "down")
+        assert why in box.status.why
+
+
+def test_last_words_of_a_broker_are_heard_though_a_write_failed() -> None:
+    """Its DISCONNECT and PUBACKs are in the kernel when the write finds the connection closed."""
+    words = b"\x40\x02\x00\x07\xd0\x00\x40\x04\x00\x08\x87\x00\xe0\x02\x8e\x00\x40"
+    ours, broker_end = socket.socketpair()
+    with ours, broker_end:
+        broker_end.sendall(words)
+        broker_end.close()
+        found = list(last_words(ours))
+    assert [(each.code.value, each.mid) for each in found] == [(0, 7), (0x87, 8), (0x8E, None)]
+    for odd in (b"", b"\x40", b"\x40\x05\x00", b"\x40\x03\x00\x01\x01", b"\x40\xff" + bytes(300)):
+        ours, broker_end = socket.socketpair()
+        with ours, broker_end:
+            broker_end.sendall(odd)
+            assert list(last_words(ours)) == []
+
+
+@pytest.mark.slow
+def test_broker_that_answers_pings_but_acknowledges_nothing_is_left() -> None:
+    with scripted(CONNACK) as made, device(made.port, keepalive_s=5) as box:
+        eventually(lambda: box.status.state == "connected")
+        eventually(lambda: box.status.state == "down")
+        assert "acknowledged nothing for 10 s" in box.status.why
 
 
 def test_connection_that_is_cut_comes_back_and_says_so_again(tmp_path: Path) -> None:
@@ -122,26 +127,14 @@ def test_cable_pull_is_noticed(tmp_path: Path, is_busy: bool) -> None:
         eventually(lambda: box.status.spool_records == 0)
 
 
-def test_broker_of_another_protocol_is_named() -> None:
-    server, _ = fake_broker([b"\x20\x02\x00\x01"])  # MQTT 3.1.1: unacceptable version
-    with server:
-        with device(server.getsockname()[1]) as box:
-            eventually(lambda: box.status.state == "down")
-            assert "MQTT 5" in box.status.why
-        server.shutdown(socket.SHUT_RDWR)
-
-
-def test_session_is_not_the_brokers(tmp_path: Path) -> None:
+def test_session_is_not_the_brokers() -> None:
     """PAHO#877, PAHO#542: clean start and no expiry; the spool alone remembers."""
-    with broker(tmp_path) as made, proxy(made.port) as network, device(network.port) as box:
-        eventually(lambda: box.status.state == "connected")
-        network.cut()
-        eventually(lambda: box.status.state == "down")
-        network.is_open = True
-        eventually(lambda: box.status.state == "connected")
-        logins = [line for line in made.log().splitlines() if "as edge_rt-box" in line]
-        assert len(logins) == 2
-        assert all("c1" in line for line in logins)
+    with scripted(CONNACK, b"\xe0\x00") as made, device(made.port):
+        eventually(lambda: len(made.connects) >= 3)
+    for connect in made.connects:
+        assert connect[:7] == b"\x00\x04MQTT\x05"
+        assert connect[7] & 0x02, "clean start"
+        assert b"\x11\x00\x00\x00\x00" in connect, "session expiry 0"
 
 
 def test_backoff_doubles_up_to_its_limit_and_is_spread() -> None:
