@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from serve_speed import stream_all
 from edge_rt.bench import daemon
 from edge_rt.bench.daemon import Daemon
 from edge_rt.cli.output import positive
-from edge_rt.errors import EngineError, MissingLibraryError
+from edge_rt.errors import EngineError
 
 INTERVAL_S = 1.0
 SETTINGS = """\
@@ -48,22 +47,43 @@ spool_file = "{directory}/spool.sqlite"
 TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
-@contextlib.contextmanager
-def broker(directory: Path) -> Iterator[int]:
-    """A mosquitto on a free port of 127.0.0.1."""
-    binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
-    if binary is None:
-        raise MissingLibraryError("mosquitto", "none: apt install mosquitto")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    file = directory / "mosquitto.conf"
-    file.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n", encoding="utf-8")
-    with subprocess.Popen([binary, "-c", str(file)], stderr=subprocess.DEVNULL) as process:
-        try:
-            yield port
-        finally:
-            process.kill()
+class Broker:
+    """A mosquitto on a free port of 127.0.0.1, with lines of its own in its file."""
+
+    def __init__(self, directory: Path, *lines: str) -> None:
+        found = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+        if found is None:
+            raise EngineError("mosquitto is not installed: apt install mosquitto")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        file = directory / "mosquitto.conf"
+        held = ["user root", *lines, f"listener {self.port} 127.0.0.1", "allow_anonymous true"]
+        file.write_text("\n".join(held) + "\n", "utf-8")
+        self._command = [found, "-c", str(file)]
+        self.process: subprocess.Popen[bytes]
+
+    def __enter__(self) -> Broker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Wait until it listens."""
+        self.process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+            if self.process.poll() is not None:
+                raise EngineError("mosquitto does not start")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """As a power cut."""
+        self.process.kill()
+        self.process.wait()
 
 
 def cpu_s(one: Daemon) -> float:
@@ -110,10 +130,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Both, in one run."""
     if not options.root.is_dir():
         raise EngineError(f"--root: there is no directory '{options.root}'")
-    with tempfile.TemporaryDirectory() as name, broker(Path(name)) as port:
+    with tempfile.TemporaryDirectory() as name, Broker(Path(name)) as broker:
         file = Path(name) / "settings.toml"
         settings = SETTINGS.format(
-            interval_s=INTERVAL_S, root=options.root.resolve(), port=port, directory=name
+            interval_s=INTERVAL_S, root=options.root.resolve(), port=broker.port, directory=name
         )
         file.write_text(settings, encoding="utf-8")
         with (
