@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from edge_rt.power.board import open_board
 from edge_rt.power.nvpmodel import CONFIGURATION
+from edge_rt.power.rounds import CLASSES
 from edge_rt.power.settings import BoardSettings
 from edge_rt.power.watch import Watch
 
@@ -65,7 +66,7 @@ class Capture:
             if "*" in name:
                 for path in sorted(self._root.glob(name)):
                     self._place(str(path.relative_to(self._root)))
-            elif os.path.lexists(self._root / name):
+            elif name not in CLASSES and os.path.lexists(self._root / name):
                 self._copy(name)
 
     def output(self, name: str, command: tuple[str, ...]) -> None:

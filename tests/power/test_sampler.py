@@ -262,10 +262,12 @@ def test_a_node_that_has_come_back_is_not_asked_at_once(
     sampler = of_tree(root, watch)
     sampler.start()
     wait_for(sampler, lambda found: "temperatures.tj" in found[1].lost)
-    release(node)
+    hanging = node.rename(node.with_name("moved"))
+    node.write_text("50000\n")
+    release(hanging)
     until(lambda: watch.stuck == 0)
     time.sleep(0.5)
-    assert "temperatures.tj" in wait_for(sampler, lambda _: True)[1].lost
+    assert "does not answer" in wait_for(sampler, lambda _: True)[1].lost["temperatures.tj"]
     sampler.stop()
 
 

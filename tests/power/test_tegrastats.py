@@ -132,6 +132,7 @@ def test_it_is_not_run_where_sysfs_has_the_rails(tools: Path, tmp_path: Path) ->
     add_tool(tools, "tegrastats", f"touch {tools}/ran")
     board = open_board(BoardSettings(root=str(jetpack6().write(tmp_path / "root"))))
     board.read()
+    time.sleep(0.5)
     board.close()
     assert not (tools / "ran").exists()
 
