@@ -189,7 +189,8 @@ def test_a_file_that_another_process_uses(path: Path) -> None:
         "import sys; from pathlib import Path; from edge_rt.telemetry.spool import Spool\n"
         "from fakes.spool import record\n"
         "spool = Spool(Path(sys.argv[1]), 1 << 20)\n"
-        "spool.put(record(1)); spool.put(record(2)); spool.commit(); print('ready', flush=True)\n"
+        "for seq in range(1, 11):\n    spool.put(record(seq))\n"
+        "spool.commit(); print('ready', flush=True)\n"
         "sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -202,7 +203,7 @@ def test_a_file_that_another_process_uses(path: Path) -> None:
         assert other.stdout.readline() == b"ready\n"
         spool = Spool(path, MIB)
         assert "used by another process" in spool.fault
-        put(spool, 3, 4, 5)
+        put(spool, 11, 12, 13)
         spool.take_new(1)
         commit_now(spool)
         assert "used by another process" in spool.fault
@@ -211,8 +212,9 @@ def test_a_file_that_another_process_uses(path: Path) -> None:
         other.kill()
     commit_now(spool)
     assert spool.fault == ""
-    assert seqs(spool.take_backlog(9)) == [1, 2, 4, 5], "the third is still in flight"
-    assert spool.records == 5
+    assert seqs(spool.take_backlog(9)) == [*range(1, 10)]
+    assert seqs(spool.take_backlog(9)) == [10, 12, 13], "the eleventh is still in flight"
+    assert spool.records == 13
     spool.close()
 
 
