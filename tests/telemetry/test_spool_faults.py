@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes.spool import MIB, as_killed, drain, files_bytes, record, seqs
+from fakes.spool import MIB, FailingStore, as_killed, drain, files_bytes, record, seqs
 from fakes.spool_writer import environment
 
 from edge_rt.telemetry.spool import MEMORY_BYTES, Spool
@@ -139,6 +139,27 @@ def test_a_disk_that_becomes_read_only(path: Path) -> None:
     commit_now(spool)
     assert spool.fault == ""
     assert drain(spool) == [1, 2]
+    spool.close()
+
+
+def test_a_write_that_failed_may_have_been_done(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_rt.telemetry.spool.Store", FailingStore)
+    spool = Spool(path, MIB)
+    put(spool, 1, 2)
+    spool.take_new(1)
+    monkeypatch.setattr(FailingStore, "fails", "after")
+    spool.commit()
+    commit_now(spool)
+    assert spool.fault
+    assert spool.records == 2, "counted in memory and in the file"
+    spool.acknowledge(record(1).key)
+    monkeypatch.setattr(FailingStore, "fails", "")
+    commit_now(spool)
+    assert spool.fault == ""
+    assert spool.records == 1
+    assert drain(spool) == [2], "the first was acknowledged, the second is here once"
     spool.close()
 
 
