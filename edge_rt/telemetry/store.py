@@ -144,9 +144,8 @@ class Store:
             now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             aside = self.path.with_name(f"{self.path.name}.corrupt-{now}")
             with contextlib.suppress(FileNotFoundError):
-                self._log.rename(
-                    f"{aside}-wal"
-                )  # SQLite would delete it, and it may have what the file lacks
+                # SQLite would delete it, and it may have what the file lacks.
+                self._log.rename(f"{aside}-wal")
             return self.path.rename(aside)
         finally:
             self.close()
