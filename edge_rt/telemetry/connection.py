@@ -101,7 +101,6 @@ class Connection:
         client.max_inflight_messages_set(0)  # the window is Delivery's: paho's is not Receive Max.
         if will is not None:
             client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
-        client.on_socket_open = self._on_socket_open
         client.on_socket_close = self._on_socket_close
         client.on_socket_register_write = lambda *_: None  # so that `publish` only queues
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
@@ -139,7 +138,10 @@ class Connection:
             self._close_socket()
 
     def abandon(self) -> None:
-        """Nobody waits for `open` any more: it may not log in, lest it take over a later one."""
+        """Nobody waits for the opening any more: it may not log in, lest it take over a later one.
+
+        CONNECT is sent by the first `step`.
+        """
         self._is_abandoned = True
 
     def fileno(self) -> int:
@@ -220,10 +222,6 @@ class Connection:
     def _end(self, why: str, state: LinkState = "down") -> None:
         if not self.ended:
             self.ended, self.ended_as = why, state
-
-    def _on_socket_open(self, _client: Client, _data: Any, _socket: Any) -> None:
-        if self._is_abandoned:  # before CONNECT is sent
-            raise ConnectionAbortedError("abandoned")
 
     def _on_socket_close(self, _client: Client, _data: Any, closing: Any) -> None:
         if self.ended:

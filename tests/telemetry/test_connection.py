@@ -150,8 +150,11 @@ def test_backoff_doubles_up_to_its_limit_and_is_spread() -> None:
     assert max(many.next_s() for _ in range(5000)) <= 60
 
 
-def test_quick_connections_do_not_reset_the_wait(tmp_path: Path) -> None:
+def test_quick_connections_do_not_reset_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker that accepts and then ends the connection is not tried at full speed."""
+    monkeypatch.setattr("edge_rt.telemetry.link.CUTS", 99)
     timing = QUICK._replace(lost=Delays(0.2, 60.0, 1.0, 1.0))
     with (
         broker(tmp_path) as made,
