@@ -228,8 +228,6 @@ class Spool:
         # Those in flight are in memory too; the rest is gone, as far as it was known.
         flying = sum(held.stored for held in self._taken.values())
         self.dropped += max(0, store.records - len(self._acknowledged) - flying)
-        for held in self._taken.values():
-            held.stored = False
         self._acknowledged.clear()
         aside = store.set_aside()
         self.note = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import sqlite3
 import stat
@@ -138,12 +139,13 @@ class Store:
         self.records = self.payload_bytes = 0
         self._take()  # or it could be another process' new one by now
         try:
-            for last in self.path.parent.glob(f"{self.path.name}.corrupt-*"):
+            for last in self.path.parent.glob(f"{glob.escape(self.path.name)}.corrupt-*"):
                 last.unlink()
             now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             aside = self.path.with_name(f"{self.path.name}.corrupt-{now}")
             with contextlib.suppress(FileNotFoundError):
-                self._log.rename(f"{aside}-wal")  # or it would be taken for the new file's
+                # SQLite would delete it, and it may have what the file lacks.
+                self._log.rename(f"{aside}-wal")
             return self.path.rename(aside)
         finally:
             self.close()

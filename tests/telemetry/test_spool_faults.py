@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes.spool import MIB, as_killed, drain, files_bytes, record, seqs
+from fakes.spool import MIB, FailingStore, as_killed, drain, files_bytes, record, seqs
 from fakes.spool_writer import environment
 
 from edge_rt.telemetry.spool import MEMORY_BYTES, Spool
-from edge_rt.telemetry.store import SCHEMA_VERSION
+from edge_rt.telemetry.store import SCHEMA_VERSION, Store
 
 NOBODY = 65534
 
@@ -142,6 +142,27 @@ def test_a_disk_that_becomes_read_only(path: Path) -> None:
     spool.close()
 
 
+def test_a_write_that_failed_may_have_been_done(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_rt.telemetry.spool.Store", FailingStore)
+    spool = Spool(path, MIB)
+    put(spool, 1, 2)
+    spool.take_new(1)
+    monkeypatch.setattr(FailingStore, "fails", "after")
+    spool.commit()
+    commit_now(spool)
+    assert spool.fault
+    assert spool.records == 2, "counted in memory and in the file"
+    spool.acknowledge(record(1).key)
+    monkeypatch.setattr(FailingStore, "fails", "")
+    commit_now(spool)
+    assert spool.fault == ""
+    assert spool.records == 1
+    assert drain(spool) == [2], "the first was acknowledged, the second is here once"
+    spool.close()
+
+
 @pytest.mark.parametrize("kind", ["directory", "pipe", "under a file", "zero byte", "loop"])
 def test_paths_that_can_be_no_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "spool.sqlite"
@@ -189,7 +210,8 @@ def test_a_file_that_another_process_uses(path: Path) -> None:
         "import sys; from pathlib import Path; from edge_rt.telemetry.spool import Spool\n"
         "from fakes.spool import record\n"
         "spool = Spool(Path(sys.argv[1]), 1 << 20)\n"
-        "spool.put(record(1)); spool.put(record(2)); spool.commit(); print('ready', flush=True)\n"
+        "for seq in range(1, 11):\n    spool.put(record(seq))\n"
+        "spool.commit(); print('ready', flush=True)\n"
         "sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -202,7 +224,7 @@ def test_a_file_that_another_process_uses(path: Path) -> None:
         assert other.stdout.readline() == b"ready\n"
         spool = Spool(path, MIB)
         assert "used by another process" in spool.fault
-        put(spool, 3, 4, 5)
+        put(spool, 11, 12, 13)
         spool.take_new(1)
         commit_now(spool)
         assert "used by another process" in spool.fault
@@ -211,8 +233,9 @@ def test_a_file_that_another_process_uses(path: Path) -> None:
         other.kill()
     commit_now(spool)
     assert spool.fault == ""
-    assert seqs(spool.take_backlog(9)) == [1, 2, 4, 5], "the third is still in flight"
-    assert spool.records == 5
+    assert seqs(spool.take_backlog(9)) == [*range(1, 10)]
+    assert seqs(spool.take_backlog(9)) == [10, 12, 13], "the eleventh is still in flight"
+    assert spool.records == 13
     spool.close()
 
 
@@ -246,6 +269,15 @@ def test_a_file_that_is_no_database_is_set_aside_and_the_last_one_kept(path: Pat
         spool.close()
         aside = sorted(path.parent.glob("spool.sqlite.corrupt-*"))
         assert [each.read_bytes() for each in aside] in ([content], [content, content])
+
+
+def test_the_log_is_set_aside_with_its_file(path: Path) -> None:
+    path.write_bytes(b"x")
+    path.with_name("spool.sqlite-wal").write_bytes(b"log")
+    aside = Store(path, MIB).set_aside()
+    assert aside.read_bytes() == b"x"
+    assert Path(f"{aside}-wal").read_bytes() == b"log"
+    assert len(list(path.parent.iterdir())) == 2
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
