@@ -137,13 +137,6 @@ class Connection:
         if self._is_abandoned or self.ended:
             self._close_socket()
 
-    def abandon(self) -> None:
-        """Nobody waits for the opening any more: it may not log in, lest it take over a later one.
-
-        CONNECT is sent by the first `step`.
-        """
-        self._is_abandoned = True
-
     def fileno(self) -> int:
         """To wait on; -1 if there is none."""
         found = self._client.socket() if self.is_open else None
@@ -208,7 +201,9 @@ class Connection:
         self.drop("closed")
 
     def drop(self, why: str) -> None:
-        """End it without a word, as after this the broker may be dead."""
+        """End it without a word. An opening that is under way closes its socket when it is done; it
+        does not log in, lest it take over a later connection: the first `step` sends CONNECT.
+        """
         self._end(why)
         self._is_abandoned = True
         if self.is_open:

@@ -64,7 +64,6 @@ class Delivery:
         self._connection, self.fault = None, ""
         self._control.clear()
         self._sent.clear()
-        self._release()
 
     @property
     def refusal(self) -> str:
