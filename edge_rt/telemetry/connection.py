@@ -75,7 +75,7 @@ class Accepted(NamedTuple):
 class Connection:
     """`ended` says why it is over, `ended_as` what that means; both are empty while it lives.
 
-    Used by one thread, but for `open`, which another one runs beforehand.
+    Used by one thread, but for the opening, which another one runs beforehand.
     """
 
     def __init__(
@@ -137,10 +137,6 @@ class Connection:
         self.is_open = not self.ended
         if self._is_abandoned or self.ended:
             self._close_socket()
-
-    def abandon(self) -> None:
-        """Nobody waits for `open` any more: it may not log in, lest it take over a later one."""
-        self._is_abandoned = True
 
     def fileno(self) -> int:
         """To wait on; -1 if there is none."""
@@ -208,7 +204,7 @@ class Connection:
     def drop(self, why: str) -> None:
         """End it without a word, as after this the broker may be dead."""
         self._end(why)
-        self._is_abandoned = True
+        self._is_abandoned = True  # an opening may not log in now: it would take over a later one
         if self.is_open:
             self._close_socket()
 

@@ -18,9 +18,6 @@ from edge_rt.errors import ConfigError
 from edge_rt.telemetry import login
 from edge_rt.telemetry.settings import MqttSettings
 
-# paho leaves a socket whose TLS handshake failed to the garbage collector.
-UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 def secret(path: Path, text: str) -> str:
     path.touch(0o600)
@@ -125,7 +122,6 @@ def test_tls_with_client_certificates(tmp_path: Path, pki: dict[str, Any]) -> No
         assert "u'client'" in made.log()
 
 
-@UNCLOSED
 @pytest.mark.parametrize(
     ("server", "ca", "client", "why"),
     [
