@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.broker import Broker, broker, eventually
+from fakes.broker import Broker, broker
 from fakes.broker_certificates import Authority
 from fakes.broker_client import Device, device
+from fakes.waiting import eventually
 
 from edge_rt.errors import ConfigError
 from edge_rt.telemetry import login

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.broker import broker, eventually, listener
+from fakes.broker import broker, listener
 from fakes.broker_client import Device, device
+from fakes.waiting import eventually
 
 LEFT_S = 5.0  # what `stop` may take
 
