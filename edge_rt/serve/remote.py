@@ -12,9 +12,9 @@ from edge_rt.bench.live import LiveBench
 from edge_rt.bench.workloads import held_out_prompts
 from edge_rt.errors import ConfigError, EngineError, RequestError
 from edge_rt.serve.state import State
+from edge_rt.telemetry.metered import Metered
 
 MAX_SAMPLES, PROMPTS = 1000, 64
-METERED = 0.8  # of a run, or its power is not that of its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,16 @@ class Remote:
         return fields
 
 
-def _metered(state: State) -> tuple[float, float] | None:
-    """Energy in J so far, and over how many seconds; None without a meter."""
+def _metered(state: State) -> Metered | None:
     board = state.board()
-    if board is None or board[1].energy_j is None or board[1].metered_s is None:
-        return None
-    return board[1].energy_j, board[1].metered_s
+    return Metered.of(None if board is None else board[1])
 
 
 def _energy(
-    before: tuple[float, float] | None,
-    after: tuple[float, float] | None,
-    result: Mapping[str, Any],
+    before: Metered | None, after: Metered | None, result: Mapping[str, Any]
 ) -> dict[str, float]:
-    """The energy of a token, by the mean power while it was measured."""
+    """The energy of a token, where there is a meter."""
     if before is None or after is None:
         return {}
-    energy_j, metered_s = after[0] - before[0], after[1] - before[1]
-    if metered_s < METERED * result["duration_s"] or metered_s <= 0:
-        return {}
-    return {"energy_j_per_tok": energy_j / metered_s * result["duration_s"] / result["tokens"]}
+    j_per_tok = after.since(before).j_per_tok(result["duration_s"], result["tokens"])
+    return {} if j_per_tok is None else {"energy_j_per_tok": j_per_tok}

@@ -75,7 +75,7 @@ class Accepted(NamedTuple):
 class Connection:
     """`ended` says why it is over, `ended_as` what that means; both are empty while it lives.
 
-    Used by one thread, but for `open`, which another one runs beforehand.
+    Used by one thread, but for the opening, which another one runs beforehand.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Connection:
         does not log in, lest it take over a later connection: the first `step` sends CONNECT.
         """
         self._end(why)
-        self._is_abandoned = True
+        self._is_abandoned = True  # an opening may not log in now: it would take over a later one
         if self.is_open:
             self._close_socket()
 

@@ -15,24 +15,21 @@ from typing import Any
 
 import edge_rt
 
-DEFAULT_INTERVAL_S = 10.0
 EXPIRES_AFTER_INTERVALS = 3
 
-_TEMPERATURES = {"jetson": "tj", "nvml": "gpu"}  # the zone that tells most, by kind of board
+# By kind of board: the zone that tells most, and its GPU, the first of several.
+_ZONE_AND_GPU = {"jetson": ("tj", "gpu"), "nvml": ("gpu0", "gpu0")}
 
 Component = dict[str, Any]
 
 
-def discovery(
-    base: str, device: str, info: Mapping[str, Any], prefix: str = "homeassistant"
-) -> tuple[str, str]:
+def discovery(base: str, device: str, info: Mapping[str, Any]) -> tuple[str, str]:
     """Topic and payload of the retained message that announces the device.
 
     `info` is what /info says; the board's sensors are announced once it says what the board is.
     """
     identity, topic = _identity(device), f"{base}/{device}"
-    interval_s = float(info.get("interval_s", DEFAULT_INTERVAL_S))
-    expires_s = max(1, round(EXPIRES_AFTER_INTERVALS * interval_s))
+    expires_s = max(1, round(EXPIRES_AFTER_INTERVALS * float(info["interval_s"])))
     components = {
         key: {"platform": "sensor", "unique_id": f"{identity}_{key}", "expire_after": expires_s}
         | component
@@ -54,7 +51,7 @@ def discovery(
         "qos": 1,
         "components": components,
     }
-    return f"{prefix}/device/{identity}/config", json.dumps(payload, separators=(",", ":"))
+    return f"homeassistant/device/{identity}/config", json.dumps(payload, separators=(",", ":"))
 
 
 def _identity(device: str) -> str:
@@ -112,12 +109,13 @@ def _of_the_board(info: Mapping[str, Any]) -> Iterator[tuple[str, Component]]:
             | {"unit_of_measurement": "Wh", "device_class": "energy"}
             | {"state_class": "total_increasing"},
         )
-    if kind in _TEMPERATURES:
+    if kind in _ZONE_AND_GPU:
+        zone, gpu = _ZONE_AND_GPU[kind]
         yield (
-            f"temperature_{_TEMPERATURES[kind]}_c",
+            f"temperature_{zone}_c",
             _number("Temperature") | {"unit_of_measurement": "°C", "device_class": "temperature"},
         )
-        yield "load_gpu", _number("GPU load", " * 100") | {"unit_of_measurement": "%"}
+        yield f"load_{gpu}", _number("GPU load", " * 100") | {"unit_of_measurement": "%"}
     if kind == "jetson":
         yield "power_mode", _text("Power mode", "None")
     if kind is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_rt.core import BoardReading
+from edge_rt.telemetry.metered import Metered
 from edge_rt.telemetry.metrics import Metrics
 from edge_rt.telemetry.percentile import percentile
 from edge_rt.telemetry.sources import Sources
@@ -18,7 +19,6 @@ from edge_rt.telemetry.sources import Sources
 Fields = dict[str, Any]
 
 PERCENTS = (50, 90, 99)
-METERED = 0.8  # of an interval, or its power is not that of its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _Counts:
     decode_rows: int = 0
     decode_steps: int = 0
     busy_s: float = 0.0
-    metered: tuple[float, float] | None = None  # energy in J, over how many seconds
+    metered: Metered | None = None
 
 
 class Snapshots:
@@ -88,7 +88,7 @@ class Snapshots:
             decode_rows=metrics.decode_rows,
             decode_steps=metrics.decode_step_s.count,
             busy_s=metrics.prefill_step_s.sum + metrics.decode_step_s.sum,
-            metered=_metered(reading),
+            metered=Metered.of(reading),
         )
 
     def _of_the_engine(self, before: _Counts, now: _Counts, interval_s: float) -> Fields:
@@ -185,24 +185,17 @@ def _part(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
-def _metered(reading: BoardReading | None) -> tuple[float, float] | None:
-    if reading is None or reading.energy_j is None or reading.metered_s is None:
-        return None
-    return reading.energy_j, reading.metered_s
-
-
 def _energy(before: _Counts, now: _Counts, interval_s: float) -> Fields:
-    """Mean power, and energy per token if the power was known while the tokens were made."""
+    """Mean power, and energy per token."""
     if before.metered is None or now.metered is None:
         return {}
-    energy_j, metered_s = (new - old for new, old in zip(now.metered, before.metered, strict=True))
-    if metered_s <= 0:
-        return {}
-    power_w = energy_j / metered_s
-    fields: Fields = {"power_mw_mean": round(1e3 * power_w, 1)}
+    metered, fields = now.metered.since(before.metered), Fields()
+    if metered.power_mw is not None:
+        fields["power_mw_mean"] = round(metered.power_mw, 1)
     tokens = now.generation_tokens - before.generation_tokens
-    if tokens > 0 and metered_s >= METERED * interval_s:
-        fields["energy_j_per_tok"] = round(power_w * interval_s / tokens, 4)
+    j_per_tok = metered.j_per_tok(interval_s, tokens)
+    if j_per_tok is not None:
+        fields["energy_j_per_tok"] = round(j_per_tok, 4)
     return fields
 
 

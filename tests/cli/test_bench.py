@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from fakes import schema
-from fakes.broker import broker, eventually, free_port, listener
+from fakes.broker import broker, listener
 from fakes.command import run_json
+from fakes.waiting import eventually, free_port
 from PIL import Image
 
 from edge_rt.bench.extent import Extent

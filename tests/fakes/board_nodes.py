@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from edge_rt.core import BoardReading
+from edge_rt.power import nodes
 from edge_rt.power.board import open_board
 from edge_rt.power.settings import BoardSettings
 from edge_rt.power.watch import Watch
@@ -80,3 +84,15 @@ def read_nodes(root: Path) -> list[str]:
     watch.asked.clear()
     board.read()
     return [path for path in dict.fromkeys(watch.asked) if (root / path).exists()]
+
+
+def fail_nodes(monkeypatch: pytest.MonkeyPatch, failing: set[str], number: int) -> None:
+    """Reads of these files fail as a driver's do."""
+    read = nodes._read
+
+    def fail(path: str, limit: int) -> bytes:
+        if path in failing:
+            raise OSError(number, os.strerror(number), path)
+        return read(path, limit)
+
+    monkeypatch.setattr(nodes, "_read", fail)

@@ -76,6 +76,21 @@ class NvmlFault(Exception):  # noqa: N818 - stands for pynvml.NVMLError
         self.value = value
 
 
+def nvml_gpu(**values: Any) -> dict[str, Any]:
+    """What a board of `nvml_module` says; an exception is raised."""
+    return {
+        "name": "NVIDIA H200",
+        "power": 101250,
+        "temperature": 41,
+        "sm": 1980,
+        "memory_clock": 3201,
+        "busy": 37,
+        "memory_busy": 12,
+        "reasons": 0,
+        **values,
+    }
+
+
 def nvml_module(*boards: dict[str, Any], fault: int | None = None) -> types.ModuleType:
     """A module `pynvml` whose boards have these values; one that is an exception is raised.
 

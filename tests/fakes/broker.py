@@ -17,26 +17,9 @@ from typing import Any, NamedTuple
 
 import paho.mqtt.client as mqtt
 import pytest
+from fakes.waiting import HANG_S, eventually, free_port
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
-
-HANG_S = 30.0  # what is waited for comes within it, or the test fails
-
-
-def eventually(is_so: Callable[[], Any], what: str = "it", within_s: float = HANG_S) -> Any:
-    """Wait for a truth; its value."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if found := is_so():
-            return found
-        time.sleep(0.01)
-    pytest.fail(f"{what} did not happen within {within_s:g} s")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Broker:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import shutil
 from dataclasses import asdict
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.board_nodes import NO_EVENTS, Recorder, metrics_of, read_nodes, values
+from fakes.board_nodes import NO_EVENTS, fail_nodes
 from fakes.board_trees import BOARDS, SERIAL, Tree, jetpack5, jetpack6, jetpack7, orin_nano, thor
 
 from edge_rt.core import BoardInfo
-from edge_rt.power import nodes, rounds
+from edge_rt.power import rounds
 from edge_rt.power.board import open_board
 from edge_rt.power.jetson import JetsonBoard
 from edge_rt.power.settings import BoardSettings
@@ -171,105 +170,6 @@ def test_a_board_is_read_in_full(name: str, tmp_path: Path) -> None:
             for field, value in expected.items()
         },
     }
-
-
-def spoil(file: Path, fault: str) -> None:
-    file.unlink()
-    if fault == "a directory":
-        file.mkdir()
-    elif fault != "removed":
-        held = {"garbage": b"\xff\xfe?\n", "empty": b"", "negative": b"-1600000\n"}
-        held |= {"huge": b"9" * 100_000, "absurd": b"9223372036854775794\n"}
-        file.write_bytes(held[fault])
-
-
-FAULTS = ("removed", "a directory", "garbage", "empty", "negative", "huge", "absurd")
-
-
-@pytest.mark.parametrize("fault", [*FAULTS, "EIO"])
-@pytest.mark.parametrize("name", BOARDS)
-def test_a_node_that_fails_costs_its_own_value(
-    name: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template = BOARDS[name]().write(tmp_path / "template")
-    failing: set[str] = set()
-    if fault == "EIO":
-        fail_nodes(monkeypatch, failing, errno.EIO)
-    paths = read_nodes(template)
-    assert len(paths) >= 7
-    for number, path in enumerate(paths):
-        root = shutil.copytree(template, tmp_path / str(number), symlinks=True)
-        board = opened(root)
-        before = values(board.read())
-        if fault == "EIO":
-            failing.add(str(root / path))
-        else:
-            spoil(root / path, fault)
-        reading = board.read()
-        if fault == "absurd" and path.endswith("_event_cnt"):
-            continue  # a counter may have any value
-        affected = metrics_of(path, template)
-        assert set(reading.lost) == affected, path
-        assert all(reading.lost.values())
-        assert values(reading) == {k: v for k, v in before.items() if k not in affected}, path
-
-
-def fail_nodes(monkeypatch: pytest.MonkeyPatch, failing: set[str], number: int) -> None:
-    """Reads of these files fail as a driver's do."""
-    read = nodes._read
-
-    def fail(path: str, limit: int) -> bytes:
-        if path in failing:
-            raise OSError(number, os.strerror(number), path)
-        return read(path, limit)
-
-    monkeypatch.setattr(nodes, "_read", fail)
-
-
-@pytest.mark.parametrize("fault", FAULTS[:5])
-@pytest.mark.parametrize("name", ["jetpack5", "jetpack6", "jetpack7", "orin_nano"])
-def test_a_node_that_fails_from_the_start_costs_its_own_value(
-    name: str, fault: str, tmp_path: Path
-) -> None:
-    template = BOARDS[name]().write(tmp_path / "template")
-    whole = values(opened(template).read())
-    for number, path in enumerate(read_nodes(template)):
-        root = shutil.copytree(template, tmp_path / str(number), symlinks=True)
-        spoil(root / path, fault)
-        reading = opened(root).read()
-        affected = metrics_of(path, template)
-        assert values(reading) == {k: v for k, v in whole.items() if k not in affected}, path
-        unknown = re.search(r"/(rpm|fan1_input|oc\d_event_cnt|status|rate)$", path)
-        if fault == "removed" and unknown:  # nobody can know that the board has it
-            assert not reading.lost
-        else:
-            assert set(reading.lost) == affected, path
-
-
-@pytest.mark.parametrize("fault", FAULTS[:4])
-def test_names_that_cannot_be_read_cost_no_reading(fault: str, tmp_path: Path) -> None:
-    template = jetpack6().write(tmp_path / "template")
-    watch = Recorder()
-    whole = values(opened(template, watch).read())
-    named = [
-        path
-        for path in dict.fromkeys(watch.asked)
-        if (template / path).is_file() and path not in read_nodes(template)
-    ]
-    assert len(named) > 15
-    for number, path in enumerate(named):
-        root = shutil.copytree(template, tmp_path / str(number), symlinks=True)
-        spoil(root / path, fault)
-        reading = opened(root).read()
-        missing = whole.keys() - values(reading).keys()
-        found = {k: v for k, v in values(reading).items() if k in whole}
-        assert found == {k: v for k, v in whole.items() if k not in missing}, path
-        hidden = {name for name in missing if name.startswith(("fans.", "throttles."))}
-        hidden |= missing & {"rails.VDDQ_VDD2_1V8AO"}
-        if path.endswith("/type"):  # a zone without a name is none, but for the one to be expected
-            hidden |= {name for name in missing if name.startswith("temperatures.")}
-            hidden -= {"temperatures.tj"}
-        assert missing - hidden <= set(reading.lost), path
 
 
 def test_names_of_a_machine_that_are_missing_are_lost(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fakes.board_tools import JtopError, jtop_module
 from fakes.board_trees import jetpack6
+from fakes.waiting import eventually
 
 from edge_rt.core import BoardReading
 from edge_rt.power import jtop
@@ -51,11 +52,14 @@ class Service:
 
 
 def read_until(board: Board, condition: Callable[[BoardReading], bool]) -> BoardReading:
-    deadline = time.monotonic() + 20
-    while not condition(reading := board.read()):
-        assert time.monotonic() < deadline, reading
-        time.sleep(0.01)
-    return reading
+    found: list[BoardReading] = []
+
+    def is_there() -> bool:
+        found[:] = [board.read()]
+        return condition(found[0])
+
+    eventually(is_there)
+    return found[0]
 
 
 @pytest.fixture
@@ -222,15 +226,10 @@ def test_a_service_that_comes_back_is_followed_again(
         source.fill(draft)
         return draft.lost
 
-    deadline = time.monotonic() + 20
-    while "ConnectionResetError" not in lost().get("jtop", ""):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: "ConnectionResetError" in lost().get("jtop", ""))
     monkeypatch.setattr(jtop, "STALE_S", 60.0)
     monkeypatch.setitem(sys.modules, "jtop", jtop_module(Service()))
-    while lost():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: not lost())
     source.close()
 
 

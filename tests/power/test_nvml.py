@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.board_tools import NvmlFault, nvml_module
+from fakes.board_tools import nvml_gpu as gpu
 
 from edge_rt.core import BoardInfo
 from edge_rt.power import rounds
@@ -15,20 +16,6 @@ from edge_rt.power.board import Board, open_board
 from edge_rt.power.settings import BoardSettings
 
 NOT_SUPPORTED, LOST, NOT_LOADED = NvmlFault(3), NvmlFault(15), 9
-
-
-def gpu(**values: Any) -> dict[str, Any]:
-    return {
-        "name": "NVIDIA H200",
-        "power": 101250,
-        "temperature": 41,
-        "sm": 1980,
-        "memory_clock": 3201,
-        "busy": 37,
-        "memory_busy": 12,
-        "reasons": 0,
-        **values,
-    }
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, root: Path, module: Any) -> Board:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from fakes.board_nodes import metrics_of, read_nodes, values
 from fakes.board_trees import BOARDS, jetpack6
+from fakes.waiting import eventually
 
 from edge_rt.core import BoardInfo, BoardReading
 from edge_rt.power import sampler as module
@@ -48,24 +49,13 @@ class FakeBoard:
         self.closed.set()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def wait_for(sampler: Sampler, condition: Callable[[Latest], bool]) -> Latest:
-    found: list[Latest] = []
-
-    def is_there() -> bool:
+    def is_there() -> Latest | None:
         latest = sampler.latest()
-        if latest is not None and condition(latest):
-            found.append(latest)
-        return bool(found)
+        return latest if latest is not None and condition(latest) else None
 
-    until(is_there)
-    return found[0]
+    found: Latest = eventually(is_there)
+    return found
 
 
 def test_energy_is_integrated_over_the_readings() -> None:
@@ -82,7 +72,7 @@ def test_the_board_is_closed_once_it_is_not_read() -> None:
     board = FakeBoard()
     sampler = Sampler(lambda _: board, 0.1)
     sampler.start()
-    until(lambda: board.reads > 1)
+    eventually(lambda: board.reads > 1)
     sampler.stop()
     reads = board.reads
     assert board.closed.is_set()
@@ -244,7 +234,7 @@ def test_a_node_is_asked_again_when_its_thread_is_back_and_time_has_passed(
     assert watch.stuck == 1
     assert "does not answer" in wait_for(sampler, lambda _: True)[1].lost["temperatures.tj"]
     release(node)
-    until(lambda: watch.stuck == 0)
+    eventually(lambda: watch.stuck == 0)
     node.unlink()
     node.write_text("50000\n")
     reading = wait_for(sampler, lambda found: "temperatures.tj" not in found[1].lost)[1]
@@ -265,7 +255,7 @@ def test_a_node_that_has_come_back_is_not_asked_at_once(
     hanging = node.rename(node.with_name("moved"))
     node.write_text("50000\n")
     release(hanging)
-    until(lambda: watch.stuck == 0)
+    eventually(lambda: watch.stuck == 0)
     time.sleep(0.5)
     assert "does not answer" in wait_for(sampler, lambda _: True)[1].lost["temperatures.tj"]
     sampler.stop()
@@ -283,7 +273,7 @@ def test_only_a_few_threads_are_ever_given_up(
     watch = Watch()
     sampler = of_tree(root, watch)
     sampler.start()
-    until(lambda: watch.stuck == module.MAX_STUCK)
+    eventually(lambda: watch.stuck == module.MAX_STUCK)
     time.sleep(1)
     assert len(zones) > watch.stuck == module.MAX_STUCK
     latest = sampler.latest()
@@ -303,7 +293,7 @@ def test_stop_does_not_wait_for_what_hangs(tmp_path: Path, fifos: Callable[[Path
     watch = Watch()
     sampler = of_tree(root, watch)
     sampler.start()
-    until(lambda: watch._inside is not None and watch._inside[0] == "proc/meminfo")
+    eventually(lambda: watch._inside is not None and watch._inside[0] == "proc/meminfo")
     sampler.stop()
     assert any(thread.name == "board" for thread in threading.enumerate())
 
@@ -314,7 +304,7 @@ def test_stop_does_not_wait_for_a_board_that_does_not_close() -> None:
     board.close = lambda: goes_on.wait(DEADLINE_S) and None  # type: ignore[method-assign]
     sampler = Sampler(lambda _: board, 0.1)
     sampler.start()
-    until(lambda: board.reads > 0)
+    eventually(lambda: board.reads > 0)
     sampler.stop()
     assert any(thread.name == "board-close" for thread in threading.enumerate())
     goes_on.set()
@@ -336,7 +326,7 @@ def test_one_who_is_back_changes_nothing(tmp_path: Path) -> None:
     thread = threading.Thread(target=read)
     thread.start()
     watch_out.wait(DEADLINE_S)
-    until(lambda: watch.give_up() == "a node")
+    eventually(lambda: watch.give_up() == "a node")
     watch.claim()
     goes_on.set()
     thread.join(DEADLINE_S)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fakes.board_tools import JETPACK5, JETPACK5_LATE, JETPACK6, JETPACK7, THOR, add_tool
 from fakes.board_trees import jetpack6
+from fakes.waiting import eventually
 
 from edge_rt.core import BoardReading
 from edge_rt.power import tegrastats
@@ -84,13 +84,6 @@ def test_garbage_says_nothing(line: str) -> None:
     assert parse(line) == Extra()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def lost(source: Tegrastats) -> dict[str, str]:
     draft = Draft(0)
     source.fill(draft)
@@ -118,7 +111,7 @@ def test_it_stands_in_for_monitors_that_sysfs_does_not_show(tools: Path, tmp_pat
         reading = board.read()
         return reading.power_mw is not None
 
-    until(has_power)
+    eventually(has_power)
     board.close()
     assert reading.power_mw == 2412 + 1607 + 4707
     assert reading.temperatures_c["tj"] == 52.562  # sysfs' own
@@ -147,10 +140,10 @@ def test_a_child_that_dies_is_started_again_later_each_time(
     wait = source._stop.wait
     monkeypatch.setattr(source._stop, "wait", lambda s: (waits.append(s), wait(s))[1])
     assert "tegrastats" in lost(source)
-    until(lambda: len(waits) >= 4)
+    eventually(lambda: len(waits) >= 4)
     assert lost(source) == {"tegrastats": "ended; it is started again"}
     add_tool(tools, "tegrastats", f"echo '{THOR}'; exec sleep 60")
-    until(lambda: not lost(source))
+    eventually(lambda: not lost(source))
     source.close()
     assert waits[:4] == [0.02, 0.04, 0.04, 0.04]
 
@@ -158,23 +151,23 @@ def test_a_child_that_dies_is_started_again_later_each_time(
 def test_close_kills_the_child(tools: Path) -> None:
     add_tool(tools, "tegrastats", f"echo $$ > {tools}/pid; echo '{THOR}'; exec sleep 60")
     source = Tegrastats(1.0)
-    until(lambda: not lost(source))
+    eventually(lambda: not lost(source))
     source.close()
     pid = (tools / "pid").read_text().strip()
-    until(lambda: not Path("/proc", pid).exists())
+    eventually(lambda: not Path("/proc", pid).exists())
 
 
 def test_a_tool_that_cannot_be_started(tools: Path) -> None:
     add_tool(tools, "tegrastats", "").write_bytes(b"\x7fELF")
     source = Tegrastats(1.0)
-    until(lambda: lost(source).get("tegrastats") == "cannot be started: Exec format error")
+    eventually(lambda: lost(source).get("tegrastats") == "cannot be started: Exec format error")
     source.close()
 
 
 def test_an_old_line_is_not_shown(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_tool(tools, "tegrastats", f"echo '{THOR}'; exec sleep 60")
     source = Tegrastats(1.0)
-    until(lambda: not lost(source))
+    eventually(lambda: not lost(source))
     monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 5)
     assert lost(source)
     monkeypatch.undo()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import IO, Any
 
 import httpx
 import pytest
+from fakes.waiting import free_port
 
 BundleFactory = Callable[[str], Path]
 
@@ -28,13 +28,6 @@ class Daemon:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def wait_until_ready(daemon: Daemon) -> None:

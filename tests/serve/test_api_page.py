@@ -14,7 +14,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fakes.waiting import eventually
 from serve.conftest import started
 
 from edge_rt.serve import openapi
@@ -121,10 +121,10 @@ def at_socket(bundle: Path, config: Path, path: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(bundle)]
     with subprocess.Popen([*command, "--config", str(config)]) as process:
         try:
-            wait_for(lambda: is_listening(path))
+            eventually(lambda: is_listening(path))
             transport = httpx.HTTPTransport(uds=str(path))
             with httpx.Client(transport=transport, base_url="http://localhost") as client:
-                wait_for(lambda: client.get("/health").status_code == 200)
+                eventually(lambda: client.get("/health").status_code == 200)
             yield
         finally:
             process.kill()
@@ -133,13 +133,6 @@ def at_socket(bundle: Path, config: Path, path: Path) -> Iterator[None]:
 def is_listening(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as tried:  # httpx leaks one that it could not connect
         return tried.connect_ex(str(path)) == 0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def outline(value: Any) -> Any:
@@ -185,7 +178,7 @@ def test_the_cancelled_stream_ends_in_the_daemon(daemons: Daemons, tmp_path: Pat
 
     before = len(tokens_of_cancelled())
     daemons.run(example, tmp_path)
-    wait_for(lambda: len(tokens_of_cancelled()) > before)
+    eventually(lambda: len(tokens_of_cancelled()) > before)
     assert int(tokens_of_cancelled()[-1]) < 500  # of as many as were asked for
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from fakes.waiting import eventually, free_port
 from safetensors.numpy import load_file, save
-from serve.conftest import Daemon, free_port, started, wait_until_ready
+from serve.conftest import Daemon, started, wait_until_ready
 
 from edge_rt.golden import GOLDEN_FILE
 
@@ -36,19 +37,12 @@ def status(daemon: Daemon, prompts: int) -> int:
     return httpx.post(f"{daemon.url}/v1/completions", json=body).status_code
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_sighup_reads_the_settings_again(demo_bundle: BundleFactory, config: Path) -> None:
     with started(demo_bundle("demo.null"), "--config", str(config)) as daemon:
         assert (status(daemon, 2), status(daemon, 3)) == (200, 400)
         config.write_text("[server]\nmax_queue = 3\n")
         daemon.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: status(daemon, 3) == 200)
+        eventually(lambda: status(daemon, 3) == 200)
         # What cannot work, or needs a restart, changes nothing.
         for text in ("[server]\nmax_queue = 0\n", "[server]\nmax_queue = 9\nunix_socket = 'x'\n"):
             config.write_text(text)
@@ -66,7 +60,7 @@ def test_a_unix_socket(demo_bundle: BundleFactory, tmp_path: Path) -> None:
     command = ["serve", "--bundle", str(demo_bundle("demo.null")), "--config", str(config)]
     with subprocess.Popen([sys.executable, "-m", "edge_rt", *command]) as process:
         try:
-            wait_for(path.exists)  # httpx leaks a socket that it could not connect
+            eventually(path.exists)  # httpx leaks a socket that it could not connect
             transport = httpx.HTTPTransport(uds=str(path))
             with httpx.Client(transport=transport, base_url="http://edge-rt") as client:
 
@@ -75,7 +69,7 @@ def test_a_unix_socket(demo_bundle: BundleFactory, tmp_path: Path) -> None:
                         return client.get("/health").status_code == 200
                     return False
 
-                wait_for(is_ready)
+                eventually(is_ready)
                 body = {"prompt": [1], "max_tokens": 3, "ignore_eos": True}
                 answer = client.post("/v1/completions", json=body)
                 assert answer.json()["usage"]["completion_tokens"] == 3
@@ -237,7 +231,7 @@ def test_a_client_that_takes_nothing(
         taking_nothing.connect(("127.0.0.1", daemon.port))
         taking_nothing.sendall(head % len(body) + body)
         before = busy.get("/health").extensions["network_stream"]
-        wait_for(lambda: busy.get("/health").is_success and b"status=499" in log.read_bytes())
+        eventually(lambda: busy.get("/health").is_success and b"status=499" in log.read_bytes())
         for _ in range(30):  # for longer than a client may be silent
             time.sleep(0.1)
             assert busy.get("/health").extensions["network_stream"] is before
@@ -251,7 +245,7 @@ from edge_rt.serve import daemon
 daemon.selfcheck.check = lambda *_: time.sleep(600)
 """
     with changed(slow, demo_bundle("demo.null")) as daemon:
-        wait_for(lambda: _health(daemon) == 503)
+        eventually(lambda: _health(daemon) == 503)
         daemon.process.send_signal(signal.SIGTERM)
         _, errors = daemon.process.communicate(timeout=30)
     assert daemon.process.returncode == 0
@@ -277,7 +271,7 @@ NullRunner.decode = slowly
             events = answer.iter_lines()
             next(events)
             daemon.process.send_signal(signal.SIGTERM)
-            wait_for(lambda: _health(daemon) == 503)
+            eventually(lambda: _health(daemon) == 503)
             daemon.process.send_signal(signal.SIGTERM)
             assert any('"finish_reason":"cancelled"' in event for event in events)
         _, errors = daemon.process.communicate(timeout=30)
@@ -356,7 +350,9 @@ def test_a_client_that_takes_nothing_does_not_hold_up_the_end(
         done = (
             'edge_rt_sequences_finished_total{finished_reason="length",model_name="demo.null"} 64.0'
         )
-        wait_for(lambda: idle in (page := httpx.get(f"{daemon.url}/metrics").text) and done in page)
+        eventually(
+            lambda: idle in (page := httpx.get(f"{daemon.url}/metrics").text) and done in page
+        )
         daemon.process.terminate()
         assert daemon.process.wait(30) == 0
     assert b"status=499" in log.read_bytes()

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.broker import Broker, Listener, broker, eventually, listener, proxy
+from fakes.broker import Broker, Listener, broker, listener, proxy
 from fakes.broker_client import Device, device
+from fakes.waiting import eventually
 
 from edge_rt.telemetry.commands import MAX_PAYLOAD_BYTES, MAX_WAITING, Reply
 from edge_rt.telemetry.publisher import Duties

@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from fakes.broker import Broker, broker, eventually, listener, proxy
+from fakes.broker import Broker, broker, listener, proxy
 from fakes.broker_client import QUICK, device
 from fakes.broker_scripted import CONNACK, scripted
+from fakes.waiting import eventually
 
 from edge_rt.telemetry.backoff import Backoff, Delays
 from edge_rt.telemetry.last_words import last_words

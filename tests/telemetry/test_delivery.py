@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.broker import Broker, Listener, broker, eventually, listener, proxy
+from fakes.broker import Broker, Listener, broker, listener, proxy
 from fakes.broker_client import QUICK, Device, device
 from fakes.broker_scripted import CONNACK, scripted
+from fakes.waiting import eventually
 
 from edge_rt.telemetry.backoff import Delays
 from edge_rt.telemetry.delivery import WINDOW

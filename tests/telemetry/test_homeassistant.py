@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jinja2
 import pytest
+from fakes.board_tools import nvml_gpu, nvml_module
+from fakes.board_trees import jetpack6
+from fakes.pages import full
 from fakes.payloads import telemetry
 
+from edge_rt.power.board import open_board
+from edge_rt.power.settings import BoardSettings
 from edge_rt.telemetry.homeassistant import discovery
+from edge_rt.telemetry.snapshot import Snapshots
 
-JETSON = {
-    "interval_s": 10.0,
+LEAST = {"interval_s": 10.0}
+JETSON = LEAST | {
     "board_kind": "jetson",
     "board_model": "Jetson AGX Orin",
     "board_serial": "1423",
@@ -40,7 +49,7 @@ SHOWN = {
 
 
 def announced(device: str = "jetson-1", **info: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(discovery("edge_rt", device, info)[1])
+    found: dict[str, Any] = json.loads(discovery("edge_rt", device, LEAST | info)[1])
     return found
 
 
@@ -131,9 +140,9 @@ def test_figures_expire() -> None:
 
 
 def test_the_device() -> None:
-    topic, payload = discovery("a/b", "jetson-1", JETSON, "ha")
+    topic, payload = discovery("a/b", "jetson-1", JETSON)
     found = json.loads(payload)
-    assert topic == "ha/device/edge_rt-jetson-1/config"
+    assert topic == "homeassistant/device/edge_rt-jetson-1/config"
     assert found["state_topic"] == "a/b/jetson-1/telemetry"
     assert found["device"]["identifiers"] == ["edge_rt-jetson-1"]
     assert found["device"]["name"] == "jetson-1"
@@ -150,15 +159,31 @@ def test_a_machine_announces_what_it_has() -> None:
     jetson = set(announced(**JETSON)["components"])
     assert jetson >= board | {"temperature_tj_c"}
     nvml = set(announced(board_kind="nvml", power_scope="GPUs")["components"])
-    assert nvml - jetson == {"temperature_gpu_c"}
-    assert jetson - nvml == {"temperature_tj_c", "power_mode"}
+    assert nvml - jetson == {"temperature_gpu0_c", "load_gpu0"}
+    assert jetson - nvml == {"temperature_tj_c", "load_gpu", "power_mode"}
     linux = set(announced(board_kind="linux")["components"])
     assert jetson - linux == board - {"lost"} | {"temperature_tj_c"}
     assert jetson - set(announced()["components"]) == board | {"temperature_tj_c"}
 
 
+@pytest.mark.parametrize("kind", ["jetson", "nvml"])
+def test_what_is_announced_of_a_board_is_what_its_reading_has(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "pynvml", nvml_module(nvml_gpu()))
+    root = jetpack6().write(tmp_path) if kind == "jetson" else tmp_path
+    board = open_board(BoardSettings(root=str(root)))
+    info, reading = board.info, replace(board.read(), energy_j=1.0, metered_s=1.0)
+    board.close()
+    assert info.kind == kind
+    figures = Snapshots(replace(full(), board=lambda: (info, reading))).take()
+    announced_of_it = set(announced(board_kind=kind, power_scope="x")["components"])
+    assert announced_of_it - set(announced()["components"]) - {"lost"} <= figures.keys()
+
+
 def test_devices_stay_apart_in_what_home_assistant_allows() -> None:
     names = ["a", "a_b", "a.b", "a:b", "a-b", "x" * 64]
-    topics = [discovery("edge_rt", name, {})[0] for name in names]
+    topics = [discovery("edge_rt", name, LEAST)[0] for name in names]
     assert len(set(topics)) == len(names)
     assert all(re.fullmatch(r"homeassistant/device/[A-Za-z0-9_-]+/config", one) for one in topics)

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.broker import Broker, broker, eventually
+from fakes.broker import Broker, broker
 from fakes.broker_certificates import Authority
 from fakes.broker_client import Device, device
+from fakes.waiting import eventually
 
 from edge_rt.errors import ConfigError
 from edge_rt.telemetry import login
 from edge_rt.telemetry.settings import MqttSettings
-
-# paho leaves a socket whose TLS handshake failed to the garbage collector.
-UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def secret(path: Path, text: str) -> str:
@@ -125,7 +123,6 @@ def test_tls_with_client_certificates(tmp_path: Path, pki: dict[str, Any]) -> No
         assert "u'client'" in made.log()
 
 
-@UNCLOSED
 @pytest.mark.parametrize(
     ("server", "ca", "client", "why"),
     [

@@ -6,8 +6,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from fakes.broker import broker, eventually, free_port, listener
+from fakes.broker import broker, listener
 from fakes.broker_certificates import Authority
+from fakes.waiting import eventually, free_port
 
 from edge_rt.errors import PublishError
 from edge_rt.telemetry import oneshot

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes.broker import Broker, Listener, broker, eventually, listener
+from fakes.broker import Broker, Listener, broker, listener
 from fakes.broker_client import Device, device, started
+from fakes.waiting import eventually
 
 from edge_rt.telemetry import publisher as publisher_module
 from edge_rt.telemetry.publisher import Duties

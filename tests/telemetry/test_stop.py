@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.broker import broker, eventually, listener
+from fakes.broker import broker, listener
 from fakes.broker_client import Device, device
+from fakes.waiting import eventually
 
-# paho leaves a socket whose TLS handshake failed to the garbage collector.
-UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 LEFT_S = 5.0  # what `stop` may take
 
 
@@ -74,7 +73,6 @@ def test_stop_and_timeout_while_nobody_answers(takes: bool) -> None:
         stop_in_time(box)
 
 
-@UNCLOSED
 def test_stop_while_tls_gets_no_answer() -> None:
     with silent(takes=True) as port:
         box = Device(port, tls=True)
