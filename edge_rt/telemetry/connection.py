@@ -38,6 +38,7 @@ FLUSH_S = 0.2  # for a last DISCONNECT
 _REFUSED_LOGIN = {0x85, 0x86, 0x87, 0x8A, 0x8C}
 _UNSUPPORTED_PROTOCOL = 0x84
 _TAKEN_OVER = 0x8E
+_PROTOCOL_ERROR = 0x82
 _CUT = 0x80  # paho's for a socket that the other side has closed
 _WITH_WILL = 0x04
 
@@ -262,7 +263,9 @@ class Connection:
         if flags.is_disconnect_packet_from_server:
             self._on_goodbye(code, got)
         elif not self.accepted:
-            why = self._fault or "it closed the connection"
+            is_garbage = code.value == _PROTOCOL_ERROR
+            why = "what it sent is not MQTT 5" if is_garbage else "it closed the connection"
+            why = self._fault or why
             hint = (
                 ""
                 if not self._settings.tls

@@ -56,6 +56,7 @@ def test_takeover_that_the_broker_tells_is_seen_at_once_and_waits() -> None:
         (b"\x20\x05\x00\x00\x02\x24\x00", "QoS 1"),  # Maximum QoS 0
         (b"\x20\x02\x00\x01", "MQTT 5"),  # of MQTT 3.1.1: unacceptable version
         (b"\x20\x03\x00\x88\x00", "Server unavailable"),
+        (b"\x20\x03\x00\x2f\x00", "what it sent is not MQTT 5"),  # there is no reason 47
         (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, "did not answer CONNECT"),
     ],
 )

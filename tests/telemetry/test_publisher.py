@@ -211,6 +211,21 @@ def test_handing_over_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) ->
     assert box.publisher.stop()
 
 
+def test_what_is_handed_over_wakes_the_thread(
+    mosquitto: Broker, ear: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_module, "TICK_S", 600.0)
+    with device(mosquitto.port, spool_commit_s=600.0) as box:
+        eventually(lambda: box.status.state == "connected")
+        eventually(lambda: ear.on("/info"))
+        time.sleep(0.5)
+        box.make(1)
+        eventually(lambda: seqs(ear) == [1])
+        time.sleep(0.5)
+        box.publisher.set_state("ready")
+        eventually(lambda: ear.states()[-1] == "ready")
+
+
 def test_idle_thread_rarely_wakes(mosquitto: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     with device(mosquitto.port) as box:
         eventually(lambda: box.status.state == "connected")
