@@ -309,6 +309,7 @@ class _Worker:
             max(0, link.connections - 1),
             spool.fault,
             delivery.refused,
+            spool.dropped_before,
         )
         if spool.fault != before.spool_fault:
             logger.warning("the spool is %s", spool.fault or "on disk again")

@@ -36,6 +36,7 @@ class Spool:
         self.fault = ""
         self.note = ""
         self.dropped = 0
+        self.dropped_before = 0  # of these, those of earlier runs
         self._layout = Layout.of(max_bytes)
         self._memory_limit_bytes = min(MEMORY_BYTES, max_bytes // 4)
         self._store = None if path is None else Store(path, max_bytes)
@@ -242,7 +243,8 @@ class Spool:
         if self._opened:
             self.dropped = max(self.dropped, store.dropped)
         else:
-            self.dropped += store.dropped  # of earlier runs
+            self.dropped += store.dropped
+            self.dropped_before = store.dropped_before
             self._opened = True
         self._cursor = 0
         self._acknowledged = {

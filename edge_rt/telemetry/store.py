@@ -91,7 +91,8 @@ class Store:
     """The file; one process has it at a time. Its methods raise sqlite3.Error and OSError.
 
     Durable means in the log and synced (WAL, synchronous=FULL) when `write` returns. `records`,
-    `last_id` and `dropped` are those of the last time that the file could be used.
+    `last_id` and `dropped` are those of the last time that the file could be used, `dropped_before`
+    is what it had when it was opened.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -101,6 +102,7 @@ class Store:
         self.payload_bytes = 0
         self.last_id = 0
         self.dropped = 0
+        self.dropped_before = 0
         self._lock: int | None = None
         self._connection: sqlite3.Connection | None = None
 
@@ -283,7 +285,7 @@ class Store:
             "SELECT count(*), max(id), sum(length(CAST(payload AS BLOB))) FROM record"
         )
         self.last_id, self.payload_bytes = last or 0, size or 0
-        self.dropped = self._rows("SELECT dropped FROM meta")[0][0]
+        self.dropped = self.dropped_before = self._rows("SELECT dropped FROM meta")[0][0]
 
     def _shrink(self, connection: sqlite3.Connection) -> None:
         """Keep to a limit that was lowered."""
