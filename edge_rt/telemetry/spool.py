@@ -29,8 +29,8 @@ class Spool:
 
     `fault` says why there is no file now: records wait in memory, the oldest are dropped beyond
     MEMORY_BYTES, what is in the file waits for its return, and commits try it again. `note` says
-    what became of a file that was damaged or deleted. Both are "" when there is nothing to say. No fault of the disk
-    is raised.
+    what became of a file that was damaged or deleted. Both are "" when there is nothing to say. No
+    fault of the disk is raised.
     """
 
     def __init__(self, path: Path | None, max_bytes: int) -> None:
@@ -235,7 +235,7 @@ class Spool:
         store.open()
 
     def _write_off(self, store: Store) -> None:
-        """The file is lost. Those in flight are in memory too; the rest is, as far as it is known."""
+        """The file is lost, and what is not in flight, and so in memory, with it."""
         flying = sum(held.stored for held in self._taken.values())
         self.dropped += max(0, store.records - len(self._acknowledged) - flying)
         for held in self._taken.values():
