@@ -64,6 +64,11 @@ class Remote:
         state, front = self._state, self._state.front
         if front is None or state.status != "ready":
             raise RequestError(f"the daemon is {state.status}; only a ready one can be measured")
+        most, found = front.engine[0].max_context, options.prompt_tokens + options.max_tokens
+        if found > most:  # before prompts are made, which for huge ones takes seconds
+            raise RequestError(
+                f"prompt_tokens and max_tokens must be {most} or less together, found {found}"
+            )
         prompts = held_out_prompts(
             front.tokenizer, min(options.samples, PROMPTS), options.prompt_tokens
         )

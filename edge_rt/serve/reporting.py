@@ -71,7 +71,9 @@ class Reporting:
         aio = asyncio.get_running_loop()
         due_s = aio.time()
         while True:
-            due_s = max(due_s + self._interval_s, aio.time())
+            due_s += self._interval_s
+            if due_s <= aio.time():  # after a stall; figures of no time are noise
+                due_s = aio.time() + self._interval_s
             await asyncio.sleep(due_s - aio.time())
             self._tick()
 

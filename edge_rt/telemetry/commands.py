@@ -18,6 +18,7 @@ from edge_rt.telemetry.record import SCHEMA_VERSION
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 4
+AT_ONCE = "drain"  # or a long bench would hold up what is to end it
 MAX_PAYLOAD_BYTES = 64 * 1024
 
 Reply = Callable[[Mapping[str, Any]], None]
@@ -25,7 +26,7 @@ Handler = Callable[[str, dict[str, Any], Reply], None]
 
 
 class Commands:
-    """Runs the handler in a thread of its own, one command at a time.
+    """Runs the handler in a thread of its own, one command at a time; AT_ONCE in the caller's.
 
     The handler calls its `reply` once, then or later, with whatever the answer holds; `ok` is true
     unless it says otherwise. An exception of the handler is an answer too.
@@ -45,7 +46,7 @@ class Commands:
         self._thread = threading.Thread(target=self._work, name="mqtt-commands", daemon=True)
 
     def take(self, message: MQTTMessage) -> None:
-        """Queue one for the handler, or answer why not; does not block."""
+        """Queue one for the handler, or answer why not; blocks no longer than AT_ONCE."""
         if message.topic not in self.topics:
             return
         verb = message.topic.rpartition("/")[2]
@@ -55,6 +56,9 @@ class Commands:
         except ValueError as error:
             logger.warning("command %s is not taken: %s", verb, error)
             reply({"ok": False, "error": str(error)})
+            return
+        if verb == AT_ONCE:
+            self._carry_out(verb, payload, reply)
             return
         try:
             self._waiting.put_nowait((verb, payload, reply))
@@ -68,13 +72,15 @@ class Commands:
 
     def _work(self) -> None:
         while True:
-            verb, payload, reply = self._waiting.get()
-            logger.info("command %s", verb)
-            try:
-                self._handler(verb, payload, reply)
-            except Exception as error:
-                logger.exception("command %s failed", verb)
-                reply({"ok": False, "error": str(error) or type(error).__name__})
+            self._carry_out(*self._waiting.get())
+
+    def _carry_out(self, verb: str, payload: dict[str, Any], reply: Reply) -> None:
+        logger.info("command %s", verb)
+        try:
+            self._handler(verb, payload, reply)
+        except Exception as error:
+            logger.exception("command %s failed", verb)
+            reply({"ok": False, "error": str(error) or type(error).__name__})
 
     def _reply_to(self, verb: str, message: MQTTMessage) -> Reply:
         """What sends the first answer to where the message says, and no second one."""

@@ -15,6 +15,7 @@ from edge_rt.telemetry.spool import Spool
 logger = logging.getLogger(__name__)
 
 WINDOW = 20  # publishes without PUBACK; so many records may arrive twice after a crash
+MOST_WAITING = 1000  # messages of the daemon's own, which only a flood of commands makes
 LEAST_SLEEP_S = 0.02
 
 _FAILURE = 0x80
@@ -74,6 +75,9 @@ class Delivery:
         """Send one of the daemon's own; lost if the connection ends, as each one starts anew."""
         if self._connection is None:
             return
+        if len(self._control) >= MOST_WAITING:
+            self._tell(message.topic, "more than the broker takes in time")
+            return
         if message.packet_bytes > self._max_packet_bytes:
             self._tell(message.topic, f"larger than the broker takes ({self._max_packet_bytes})")
             return
@@ -104,7 +108,9 @@ class Delivery:
         if oldest is not None and now_s - oldest.at_s > stall_s:
             self.fault = f"the broker has acknowledged nothing for {stall_s:g} s"
             return
-        while self._control and len(self._sent) < self._window:
+        # A flood of commands leaves room for records, too.
+        own = sum(sent.record is None for sent in self._sent.values())
+        for _ in range(min(len(self._control), self._room(own), self._window - len(self._sent))):
             self._send(connection, self._control.popleft(), _Sent(now_s))
         self._send_records(connection, now_s)
 
@@ -137,7 +143,7 @@ class Delivery:
             self.commit()
         room = min(
             self._window - len(self._sent),
-            max(1, self._window * 3 // 4) - replayed,
+            self._room(replayed),
             WINDOW * 3 // 4 - self._spool.unsettled,
             int(self._tokens),
         )
@@ -148,6 +154,10 @@ class Delivery:
         self._tokens -= len(old)
         for record in old:
             self._send_record(connection, record, now_s, is_historical=True)
+
+    def _room(self, taken: int) -> int:
+        """What is left of the three quarters of the window that new records leave to others."""
+        return max(0, max(1, self._window * 3 // 4) - taken)
 
     def commit(self) -> None:
         """Write the spool; new records that wait become backlog by it."""

@@ -22,7 +22,7 @@ def link_families(link: LinkStatus) -> Iterator[Metric]:
         return
     for name, what, value in (
         ("spool_records", "Records that no broker has acknowledged yet.", link.spool_records),
-        ("spool_bytes", "What the spool takes on disk.", link.spool_bytes),
+        ("spool_bytes", "Their text; on disk it may take twice as much.", link.spool_bytes),
         ("spool_fault", "1 while records are kept in memory alone.", bool(link.spool_fault)),
     ):
         yield GaugeMetricFamily(f"edge_rt_mqtt_{name}", what, float(value))

@@ -34,7 +34,9 @@ HOME_ASSISTANT_STATUS = "homeassistant/status"
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """What the publisher asks and tells; all but `on_command` in its thread, where none may block.
+    """What the publisher asks and tells, in its thread, where none may block.
+
+    Only `on_command` has a thread of its own, but for commands that are AT_ONCE.
 
     `info` gives what `/info` says besides schema, time and boot. `retained` gives the topics and
     payloads that Home Assistant finds the device by. `on_event` is told what the connection met.
@@ -309,6 +311,7 @@ class _Worker:
             max(0, link.connections - 1),
             spool.fault,
             delivery.refused,
+            spool.dropped_before,
         )
         if spool.fault != before.spool_fault:
             logger.warning("the spool is %s", spool.fault or "on disk again")

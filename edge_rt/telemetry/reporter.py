@@ -29,6 +29,7 @@ class Reporter:
         self._lost: Mapping[str, str] = {}
         self._throttles: Mapping[str, int] = {}
         self._link = LinkStatus()
+        self._dropped = 0  # in this run
 
     def event(self, name: str, message: str = "", **fields: Any) -> None:
         """Publish that something has happened."""
@@ -63,9 +64,10 @@ class Reporter:
         self._throttles = dict(reading.throttles)
 
     def _look_at_link(self, link: LinkStatus) -> None:
-        dropped = link.dropped_records - self._link.dropped_records
-        if dropped > 0:
-            self.event("records-dropped", count=dropped)
+        dropped = link.dropped_records - link.dropped_before
+        if dropped > self._dropped:
+            self.event("records-dropped", count=dropped - self._dropped)
+        self._dropped = dropped
         if link.spool_fault and link.spool_fault != self._link.spool_fault:
             self.event("spool-fault", link.spool_fault)
         self._link = link

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from edge_rt.errors import ConfigError
 from edge_rt.telemetry.record import Key, Record
-from edge_rt.telemetry.store import Held, Layout, Store, is_damage
+from edge_rt.telemetry.store import GoneError, Held, Layout, Store, is_damage
 
 MEMORY_BYTES = 4 << 20
 _OBJECT_BYTES = 500  # what Python takes to hold a record, beside its text
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
 _DAMAGED = Key("", "", 0)
-_FAULTS = (sqlite3.Error, OSError, ConfigError, RuntimeError, ValueError)  # of a path, the last two
+# The last two are of a path.
+_FAULTS = (sqlite3.Error, OSError, ConfigError, GoneError, RuntimeError, ValueError)
 
 
 class Spool:
@@ -28,14 +29,15 @@ class Spool:
 
     `fault` says why there is no file now: records wait in memory, the oldest are dropped beyond
     MEMORY_BYTES, what is in the file waits for its return, and commits try it again. `note` says
-    what became of a damaged file. Both are "" when there is nothing to say. No fault of the disk
-    is raised.
+    what became of a file that was damaged or deleted. Both are "" when there is nothing to say. No
+    fault of the disk is raised.
     """
 
     def __init__(self, path: Path | None, max_bytes: int) -> None:
         self.fault = ""
         self.note = ""
         self.dropped = 0
+        self.dropped_before = 0  # of these, those of earlier runs
         self._layout = Layout.of(max_bytes)
         self._memory_limit_bytes = min(MEMORY_BYTES, max_bytes // 4)
         self._store = None if path is None else Store(path, max_bytes)
@@ -225,22 +227,29 @@ class Spool:
             self.fault = ""
 
     def _set_aside(self, store: Store, damage: Exception) -> None:
-        # Those in flight are in memory too; the rest is gone, as far as it was known.
-        flying = sum(held.stored for held in self._taken.values())
-        self.dropped += max(0, store.records - len(self._acknowledged) - flying)
-        self._acknowledged.clear()
+        self._write_off(store)
         aside = store.set_aside()
         self.note = (
             f"{store.path} was damaged ({damage}); it is now {aside.name}, a new one is used"
         )
         store.open()
 
+    def _write_off(self, store: Store) -> None:
+        """The file is lost, and what is not in flight, and so in memory, with it."""
+        flying = sum(held.stored for held in self._taken.values())
+        self.dropped += max(0, store.records - len(self._acknowledged) - flying)
+        for held in self._taken.values():
+            held.stored = False
+        self._acknowledged.clear()
+        store.records = store.payload_bytes = 0
+
     def _reconcile(self, store: Store) -> None:
         """Compare memory with the file: a write that failed may be there, and rows may not."""
         if self._opened:
             self.dropped = max(self.dropped, store.dropped)
         else:
-            self.dropped += store.dropped  # of earlier runs
+            self.dropped += store.dropped
+            self.dropped_before = store.dropped_before
             self._opened = True
         self._cursor = 0
         self._acknowledged = {
@@ -266,6 +275,10 @@ class Spool:
         store.close()
         if is_damage(error):
             self._open(error)
+        elif isinstance(error, GoneError):
+            self._write_off(store)
+            self.note = f"{store.path}: {error}; a new one is used"
+            self._open()
         else:
             self._suspend(store, error)
 

@@ -13,7 +13,8 @@ class LinkStatus:
     """`down` waits to try again, and `why` says what failed last.
 
     Records: those of the spool that no broker has acknowledged yet, and since the spool's file was
-    made, or the daemon started if it has none: those that were dropped. `spool_fault` says why
+    made, or the daemon started if it has none: those that were dropped, `dropped_before` of them in
+    earlier runs. `spool_fault` says why
     records are kept in memory alone. `refused_records` were dropped since the daemon started, for a
     topic, size or content that the broker does not take.
     """
@@ -27,3 +28,4 @@ class LinkStatus:
     reconnects: int = 0
     spool_fault: str = ""
     refused_records: int = 0
+    dropped_before: int = 0

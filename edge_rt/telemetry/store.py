@@ -79,6 +79,10 @@ class Held:
         return self.size_bytes / _OVERFLOW_BYTES + 3
 
 
+class GoneError(Exception):
+    """The file was deleted, or another one is in its place; what is still written is lost."""
+
+
 def is_damage(error: BaseException) -> bool:
     """Whether SQLite says that the file is no database, or a broken one.
 
@@ -88,10 +92,11 @@ def is_damage(error: BaseException) -> bool:
 
 
 class Store:
-    """The file; one process has it at a time. Its methods raise sqlite3.Error and OSError.
+    """The file; one process has it at a time. Its methods raise sqlite3.Error, OSError, GoneError.
 
     Durable means in the log and synced (WAL, synchronous=FULL) when `write` returns. `records`,
-    `last_id` and `dropped` are those of the last time that the file could be used.
+    `last_id` and `dropped` are those of the last time that the file could be used, `dropped_before`
+    is what it had when it was opened.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -101,6 +106,7 @@ class Store:
         self.payload_bytes = 0
         self.last_id = 0
         self.dropped = 0
+        self.dropped_before = 0
         self._lock: int | None = None
         self._connection: sqlite3.Connection | None = None
 
@@ -136,7 +142,6 @@ class Store:
     def set_aside(self) -> Path:
         """Rename the damaged file and its log, in place of the last that was; the new name."""
         self.close()
-        self.records = self.payload_bytes = 0
         self._take()  # or it could be another process' new one by now
         try:
             for last in self.path.parent.glob(f"{glob.escape(self.path.name)}.corrupt-*"):
@@ -282,7 +287,7 @@ class Store:
             "SELECT count(*), max(id), sum(length(CAST(payload AS BLOB))) FROM record"
         )
         self.last_id, self.payload_bytes = last or 0, size or 0
-        self.dropped = self._rows("SELECT dropped FROM meta")[0][0]
+        self.dropped = self.dropped_before = self._rows("SELECT dropped FROM meta")[0][0]
 
     def _shrink(self, connection: sqlite3.Connection) -> None:
         """Keep to a limit that was lowered."""
@@ -340,6 +345,7 @@ class Store:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         assert self._connection is not None
+        self._check_place()
         counts = self.records, self.payload_bytes
         if self._log.exists() and (
             self._log.stat().st_size > self.layout.checkpoint * _FRAME_BYTES
@@ -354,6 +360,13 @@ class Store:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             raise
+
+    def _check_place(self) -> None:
+        assert self._lock is not None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._lock), self.path.stat()):
+                return
+        raise GoneError("deleted, or another file is in its place")
 
     def _checkpoint(self) -> None:
         """Bring the log's pages into the file, and the log to nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 from fakes.broker import Broker, Listener, broker, listener, proxy
 from fakes.broker_client import Device, device
+from fakes.broker_scripted import CONNACK, scripted
 from fakes.waiting import eventually
 
 from edge_rt.telemetry.commands import MAX_PAYLOAD_BYTES, MAX_WAITING, Reply
+from edge_rt.telemetry.connection import Message
+from edge_rt.telemetry.delivery import MOST_WAITING, WINDOW
 from edge_rt.telemetry.publisher import Duties
 
 
@@ -204,3 +208,27 @@ def test_answers_do_not_go_to_topics_that_mean_something_else(
     assert [each for each in ear.heard if b'"ok"' in each.payload and each.topic != REPLY] == []
     assert len(desk.taken) == 2
     assert "is not answered" in caplog.text
+
+
+def test_drain_waits_for_no_other_command(box: Device, ear: Listener, desk: Desk) -> None:
+    desk.answer = None
+    for _ in range(MAX_WAITING + 1):
+        ear.send("edge_rt/box/cmd/bench")
+    eventually(lambda: len(desk.taken) == 1)
+    desk.answer = {"drained": 3}
+    ear.send("edge_rt/box/cmd/drain", response=REPLY)
+    assert answers(ear)[0]["ok"]
+
+
+def test_a_flood_of_commands_does_not_hold_up_records(tmp_path: Path) -> None:
+    """The broker acknowledges the answers to none of them."""
+    with scripted(CONNACK) as odd, device(odd.port) as box:
+        eventually(lambda: box.status.state == "connected")
+        for number in range(5000):
+            box.publisher._mailbox.put_message(Message("reply/1", b"%d" % number))
+        eventually(lambda: odd.published >= WINDOW * 3 // 4)
+        time.sleep(0.2)
+        assert odd.published == WINDOW * 3 // 4
+        box.make(3)
+        eventually(lambda: odd.published == WINDOW * 3 // 4 + 3)
+        assert len(box.publisher._worker._delivery._control) <= MOST_WAITING

@@ -104,3 +104,12 @@ def test_what_is_dropped_is_told() -> None:
         {"event": "spool-fault", "message": "disk full"},
     ]
     assert machine.tick() == []
+
+
+def test_what_earlier_runs_dropped_is_not_told_again() -> None:
+    machine = Machine()
+    assert machine.tick() == []  # the spool is not open yet
+    machine.link = LinkStatus("down", dropped_records=2314, dropped_before=2314)
+    assert machine.tick() == []
+    machine.link = LinkStatus("down", dropped_records=2320, dropped_before=2314)
+    assert events(machine.tick()) == [{"event": "records-dropped", "count": 6}]

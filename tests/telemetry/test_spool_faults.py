@@ -365,3 +365,26 @@ def test_damage_while_it_runs_is_counted_and_what_is_in_flight_kept(path: Path) 
     assert spool.dropped > 0
     spool.close()
     assert files_bytes(path) > MIB, "the damaged file is gone"
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_file_that_is_deleted_is_counted_and_a_new_one_used(path: Path, how: str) -> None:
+    """SQLite would go on writing to what nobody can open again, into a log without bounds."""
+    spool = Spool(path, 4 * MIB)
+    put(spool, *range(1, 6))
+    spool.take_new(2)
+    spool.commit()
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+    if how == "replaced":
+        path.touch()
+    put(spool, 6)
+    spool.commit()
+    commit_now(spool)
+    assert (spool.fault, spool.dropped) == ("", 3)
+    assert "another file is in its place" in spool.note
+    spool.acknowledge(record(1).key)
+    spool.close()
+    spool = Spool(path, 4 * MIB)
+    assert (drain(spool), spool.dropped) == ([2, 6], 3)
+    spool.close()
