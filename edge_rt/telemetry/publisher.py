@@ -311,7 +311,7 @@ class _Worker:
             delivery.refused,
         )
         if spool.fault != before.spool_fault:
-            logger.warning("the spool is %s", spool.fault or "on disk again")
+            logger.warning("the spool: %s", spool.fault or "on disk again")
         if spool.note != self._spool_note:
             self._spool_note = spool.note
             logger.warning("the spool: %s", spool.note)
