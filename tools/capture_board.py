@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Copy what edge_rt reads of this board's sensors, as a tree that its tests can read.
 
-    python tools/capture_board.py agx-orin.tar.gz     # or a directory that is not there yet
+    PYTHONPATH=. python3 tools/capture_board.py agx-orin.tar.gz    # or a directory, not there yet
 
 Takes the nodes that the readers read and the links that lead to them, nothing else; the serial
 number becomes zeros. CAPTURE.txt in the tree says what was taken, what could not be read, and why.
-Run it as the user that the daemon runs as: root sees more.
+Run it in a checkout, with Python 3.10 or newer and nothing installed, as the user that the daemon
+runs as: root sees more.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class Recorder(Watch):
     def ask(self, name: str, call: Callable[[], T]) -> T:
         """As Watch, and remember it."""
         self.asked[name] = None
-        return super().ask(name, call)
+        found = super().ask(name, call)
+        if isinstance(found, list) and "*" not in name:
+            del self.asked[name]  # a directory, of which the nodes are asked for by themselves
+        return found
 
 
 class Capture:
@@ -159,6 +163,9 @@ def _main() -> Iterator[str]:
     options = parser.parse_args()
     if options.out.exists():
         parser.error(f"{options.out} is there already; name another")
+    for directory in (options.out.parent, options.root):
+        if not directory.is_dir():
+            parser.error(f"{directory} is no directory")
     with tempfile.TemporaryDirectory() as temporary:
         is_archive = options.out.name.endswith((".tar.gz", ".tgz"))
         tree = Path(temporary) / "board" if is_archive else options.out

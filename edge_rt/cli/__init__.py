@@ -40,10 +40,12 @@ _EXTRAS = {
     "onnx": "ort",
     "onnxruntime": "ort",
     "msgspec": "serve",
+    "paho": "serve",
     "prometheus_client": "serve",
     "starlette": "serve",
     "uvicorn": "serve",
 }
+_INSTALLED_AS = {"paho": "paho-mqtt"}  # where that is another name
 
 COMMANDS = (quantize, build, verify, generate, serve, evaluate, bench, parity, doctor, demo)
 
@@ -77,9 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
+        library = (error.name or "").partition(".")[0]
+        if library not in _EXTRAS:
             raise
-        return _fail(MissingLibraryError(_missing_with(error.name), _EXTRAS[error.name]), 1)
+        return _fail(MissingLibraryError(_missing_with(library), _EXTRAS[library]), 1)
     except (EdgeRTError, OSError) as error:
         return _fail(error, 2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
@@ -90,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _missing_with(library: str) -> str:
     """A library that is not there, and the others of its extra that are not there either."""
     return " ".join(
-        other
+        _INSTALLED_AS.get(other, other)
         for other, extra in _EXTRAS.items()
         if extra == _EXTRAS[library]
         and (other == library or importlib.util.find_spec(other) is None)

@@ -23,7 +23,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_rt.errors import ConfigError
-from edge_rt.telemetry.last_words import last_words
+from edge_rt.telemetry.last_words import last_words, rejection
 from edge_rt.telemetry.login import read_login
 from edge_rt.telemetry.settings import MqttSettings
 from edge_rt.telemetry.status import LinkState
@@ -37,6 +37,7 @@ FLUSH_S = 0.2  # for a last DISCONNECT
 # CONNACK: client id, user or password, not authorized, banned, authentication method
 _REFUSED_LOGIN = {0x85, 0x86, 0x87, 0x8A, 0x8C}
 _UNSUPPORTED_PROTOCOL = 0x84
+_NOT_AUTHORIZED = 0x87
 _TAKEN_OVER = 0x8E
 _PROTOCOL_ERROR = 0x82
 _CUT = 0x80  # paho's for a socket that the other side has closed
@@ -133,7 +134,8 @@ class Connection:
                 host, port, self._settings.keepalive_s, clean_start=True, properties=properties
             )
         except Exception as error:  # whatever it is: no connection
-            self._end(_text(error, host, port))
+            is_login = bool(rejection(str(error)))  # before TLS 1.3 it comes in the handshake
+            self._end(_text(error, host, port), "auth-failed" if is_login else "down")
         self.is_open = not self.ended
         if self._is_abandoned or self.ended:
             self._close_socket()
@@ -222,11 +224,14 @@ class Connection:
     def _on_socket_close(self, _client: Client, _data: Any, closing: Any) -> None:
         if self.ended:
             return
-        for code, mid in last_words(closing):
-            if mid is None:
-                self._on_goodbye(code, None)
-            else:
-                self._on_publish(self._client, None, mid, code, None)
+        try:
+            for code, mid in last_words(closing):
+                if mid is None:
+                    self._on_goodbye(code, None)
+                else:
+                    self._on_publish(self._client, None, mid, code, None)
+        except ssl.SSLError as error:
+            self._fault = str(error)
 
     def _on_goodbye(self, code: ReasonCode, got: Properties | None) -> None:
         state: LinkState = "taken-over" if code.value == _TAKEN_OVER else "down"
@@ -263,15 +268,17 @@ class Connection:
         if flags.is_disconnect_packet_from_server:
             self._on_goodbye(code, got)
         elif not self.accepted:
+            if rejected := rejection(self._fault):
+                self._end(f"the broker refused the client certificate: {rejected}", "auth-failed")
             is_garbage = code.value == _PROTOCOL_ERROR
             why = "what it sent is not MQTT 5" if is_garbage else "it closed the connection"
             why = self._fault or why
             hint = (
-                ""
-                if not self._settings.tls
-                else ("; it may want a client certificate (cert_file), or not accept this one")
+                "it may want a client certificate (cert_file), or not accept this one"
+                if self._settings.tls
+                else "if its port is one for TLS, set tls = true"
             )
-            self._end(f"the broker did not answer CONNECT: {why}{hint}")
+            self._end(f"the broker did not answer CONNECT: {why}; {hint}")
         elif self._refusal:
             self._end(f"the broker refused a message ({self._refusal}) and closed the connection")
         else:
@@ -281,9 +288,12 @@ class Connection:
     def _on_publish(
         self, _client: Client, _data: Any, mid: int, code: ReasonCode, got: Properties | None
     ) -> None:
+        reason = _reason(code, got)
         if code.is_failure:
             self._refusal = str(code)
-        self.acknowledged.append(Acknowledgement(mid, code.value, _reason(code, got)))
+        if code.value == _NOT_AUTHORIZED:
+            reason += "; the broker's access list must let this login write below base/device"
+        self.acknowledged.append(Acknowledgement(mid, code.value, reason))
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
         self.received.append(message)
@@ -327,8 +337,11 @@ def _text(error: Exception, host: str, port: int) -> str:  # noqa: PLR0911 - one
             return f"{host} cannot be looked up: {error.strerror}"
         case ssl.SSLCertVerificationError():
             return f"{where}: its certificate is not trusted: {error.verify_message}"
-        case ssl.SSLError():
-            return f"{where}: TLS failed: {error.reason or error}"
+        case ssl.SSLError() if rejected := rejection(str(error)):
+            return f"the broker refused the client certificate: {rejected}"
+        case ssl.SSLError() | ConnectionResetError():  # until then nothing but TLS was spoken
+            reason = getattr(error, "reason", None) or error.strerror or error
+            return f"{where}: TLS failed ({reason}); its port may be one without TLS"
         case TimeoutError():
             return f"{where} did not answer in time"
         case OSError():

@@ -1,12 +1,15 @@
 """What a broker said before it closed, when a write failed before that was read.
 
 The kernel keeps it; paho closes the socket without a look. The reason would be lost (taken over,
-not authorized), and so would acknowledgements, whose records would be sent again.
+not authorized), and so would acknowledgements, whose records would be sent again, and the TLS alert
+that says what is wrong with a certificate.
 """
 
 from __future__ import annotations
 
+import re
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -15,6 +18,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
 _MOST_BYTES = 65_536
+_REJECTION = re.compile(r"_ALERT_(\w*(?:CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED)\w*)")
 
 
 class LastWord(NamedTuple):
@@ -25,11 +29,19 @@ class LastWord(NamedTuple):
 
 
 def last_words(closing: socket.socket) -> Iterator[LastWord]:
-    """Without waiting; nothing if there is nothing, or nothing that can be understood."""
+    """Without waiting; nothing if there is nothing, or nothing that can be understood.
+
+    ssl.SSLError if it is an alert about our certificate.
+    """
     rest = b""
-    with suppress(OSError):  # of TLS too
+    try:
         closing.setblocking(False)
         rest = closing.recv(_MOST_BYTES)
+    except ssl.SSLError as error:
+        if rejection(str(error)):
+            raise
+    except OSError:
+        pass
     with suppress(KeyError, ValueError, IndexError):
         while rest:
             kind, length = rest[0] >> 4, rest[1]
@@ -43,3 +55,9 @@ def last_words(closing: socket.socket) -> Iterator[LastWord]:
             elif kind == PacketTypes.DISCONNECT:
                 code = body[0] if body else 0
                 yield LastWord(ReasonCode(PacketTypes.DISCONNECT, identifier=code), None)
+
+
+def rejection(said: str) -> str:
+    """What OpenSSL's text says of a TLS alert about our certificate; empty if it is none."""
+    found = _REJECTION.search(said)
+    return found[1].replace("_", " ").lower() if found else ""

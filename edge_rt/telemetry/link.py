@@ -169,9 +169,9 @@ class Link:
             logger.info("connected to %s as %s", self._where, self._client_id)
             return
         hint = {
-            "auth-failed": "; username, password_file and the broker's list decide, and are read "
-            "again at each try",
-            "taken-over": f"; another client is called {self._client_id} too, or this daemon runs "
-            "twice: set device or client_id in [mqtt]",
+            "auth-failed": "; check username, password_file, cert_file and what the broker allows: "
+            "the files are read again at each try",
+            "taken-over": f"; another client is called {self._client_id} too or has its "
+            "certificate, or this daemon runs twice: set device or client_id in [mqtt]",
         }.get(state, "")
         logger.warning("MQTT is %s: %s%s; trying again", state, why, hint)

@@ -314,7 +314,7 @@ class _Worker:
             spool.dropped_before,
         )
         if spool.fault != before.spool_fault:
-            logger.warning("the spool is %s", spool.fault or "on disk again")
+            logger.warning("the spool: %s", spool.fault or "on disk again")
         if spool.note != self._spool_note:
             self._spool_note = spool.note
             logger.warning("the spool: %s", spool.note)

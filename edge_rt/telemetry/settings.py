@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 
@@ -14,6 +15,16 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def _is_host(text: str) -> bool:
+    if ":" not in text:
+        return re.search(r"[/\s\[\]]", text) is None
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +131,11 @@ class MqttSettings:
             "host", "ca_file", "cert_file", "key_file", "username", "password_file", "spool_file",
         ):  # fmt: skip
             _require(getattr(self, name) != "", f"{name} is empty; leave it out or give it a value")
+        _require(
+            self.host is None or _is_host(self.host),
+            f"host must be a name or an address alone, found {self.host!r}; the port goes into "
+            "port, and mqtts:// is tls = true",
+        )
         _require(
             (self.cert_file is None) == (self.key_file is None),
             "cert_file and key_file go together; one of them is missing",

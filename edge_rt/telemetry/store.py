@@ -225,7 +225,9 @@ class Store:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BlockingIOError("used by another process") from None
+            raise BlockingIOError(
+                "used by another process; a second daemon needs its own spool_file and device"
+            ) from None
         ours = os.fstat(self._lock)
         if not stat.S_ISREG(ours.st_mode):
             raise ConfigError("no regular file; choose another one")

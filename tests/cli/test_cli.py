@@ -282,3 +282,12 @@ def test_a_terminated_run_leaves_what_is_whole(demo_checkpoint: Path, tmp_path: 
     files = [file for directory in left for file in directory.rglob("*") if file.is_file()]
     assert bool(files) == bool(left)
     assert not [file for file in files if file.name.startswith(".")]
+
+
+def test_without_paho_the_error_says_how_to_install_it(
+    demo_bundle: BundleFactory, tmp_path: Path
+) -> None:
+    bundle = str(demo_bundle("demo.null"))
+    done = edge_rt("serve", "--bundle", bundle, home=tmp_path, without=("paho",))
+    assert done.returncode == 1
+    assert done.stderr.startswith("edge-rt: paho-mqtt is not installed; install with: ")

@@ -45,6 +45,8 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         ('[server]\nmodel_name = "a\\nb"', "characters that cannot be printed"),
         ("server = 5", r"s\.toml: server: expected a table, found 5"),
         ("[scheduler]\nageing_ms = -1", "ageing_ms must be 0 to"),
+        ('[mqtt]\nhost = "mqtts://b:8883"', "host must be a name or an address alone"),
+        ('[mqtt]\nhost = "b:8883"', "the port goes into port"),
     ],
 )
 def test_faults_are_named(tmp_path: Path, text: str, message: str) -> None:

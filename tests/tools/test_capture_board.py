@@ -106,3 +106,7 @@ def test_the_script_makes_an_archive(tmp_path: Path) -> None:
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 2
     assert "is there already" in again.stderr
+    for wrong in ([str(tmp_path / "no/x.tgz")], [str(tmp_path / "x"), "--root", "/no"]):
+        done = subprocess.run([*command[:2], *wrong], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "is no directory" in done.stderr
