@@ -201,4 +201,4 @@ def test_spool_is_what_a_list_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_spool_is_what_a_list_would_be_at_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, 100)
+    run(monkeypatch, 300)
