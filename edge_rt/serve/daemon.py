@@ -118,13 +118,18 @@ class Daemon:
                 self._move_to("failed", why)
                 logger.error("the server ends: %s", why)
             await front.stop()
+        except Exception as error:
+            self._move_to("failed", str(error))
+            raise
         finally:
             server.should_exit = True
-            await serving
-            for task in repeated:
-                task.cancel()
-            listening.remove()
-            await self._reporting.stop()
+            try:
+                await serving
+            finally:
+                for task in repeated:
+                    task.cancel()
+                listening.remove()
+                await self._reporting.stop()
         logger.info("stopped")
         return 0 if stop.is_set() else 1
 

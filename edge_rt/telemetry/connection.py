@@ -60,7 +60,7 @@ class Message(NamedTuple):
 
 
 class Acknowledgement(NamedTuple):
-    """A PUBACK; `code` is 0x80 or more if the broker refused the message."""
+    """A PUBACK."""
 
     mid: int
     code: int

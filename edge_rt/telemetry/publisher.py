@@ -290,7 +290,8 @@ class _Worker:
         is_drained = delivery.is_idle and not delivery.has_more
         if not self._is_goodbye_said and (is_drained or now_s >= last_s - GOODBYE_S):
             self._is_goodbye_said = True
-            self._say("state", {"state": "offline", "reason": "stopped"})
+            reason = "failed" if self._mailbox.state.name == "failed" else "stopped"
+            self._say("state", {"state": "offline", "reason": reason})
             return False
         return self._is_goodbye_said and delivery.is_idle
 

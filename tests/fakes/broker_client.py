@@ -23,10 +23,11 @@ QUICK = Timing(
     taken_over=Delays(2.0, 8.0, 1.0, 1.5),
 )
 LIMIT_BYTES = 1 << 20
+KEEPALIVE_S = 2  # less than settings may say
 
 
 class Device:
-    """A publisher with the records it was given."""
+    """A publisher with the records it was given; `is_impatient` has the least keep-alive."""
 
     def __init__(
         self,
@@ -34,9 +35,12 @@ class Device:
         path: Path | None = None,
         duties: Duties | None = None,
         timing: Timing = QUICK,
+        is_impatient: bool = False,
         **settings: Any,
     ) -> None:
         self.settings = MqttSettings(**{"host": "127.0.0.1", "port": port} | settings)
+        if is_impatient:
+            object.__setattr__(self.settings, "keepalive_s", KEEPALIVE_S)
         self.recorder = Recorder()
         name = self.settings.device or "box"
         self.publisher = Publisher(

@@ -84,10 +84,10 @@ def test_last_words_of_a_broker_are_heard_though_a_write_failed() -> None:
 
 @pytest.mark.slow
 def test_broker_that_answers_pings_but_acknowledges_nothing_is_left() -> None:
-    with scripted(CONNACK) as made, device(made.port, keepalive_s=5) as box:
+    with scripted(CONNACK) as made, device(made.port, is_impatient=True) as box:
         eventually(lambda: box.status.state == "connected")
         eventually(lambda: box.status.state == "down")
-        assert "acknowledged nothing for 10 s" in box.status.why
+        assert "acknowledged nothing for 4 s" in box.status.why
 
 
 def test_connection_that_is_cut_comes_back_and_says_so_again(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_cable_pull_is_noticed(tmp_path: Path, is_busy: bool) -> None:
     with (
         broker(tmp_path) as made,
         proxy(made.port) as network,
-        device(network.port, keepalive_s=5) as box,
+        device(network.port, is_impatient=True) as box,
     ):
         eventually(lambda: box.status.state == "connected")
         network.is_silent = True

@@ -103,7 +103,7 @@ def test_paused_broker_is_left_and_found_again(tmp_path: Path) -> None:
     """SIGSTOP for several keep-alives; PAHO#552."""
     with broker(tmp_path) as made, listener(made.port) as ear:
         with device(
-            made.port, tmp_path / "spool", keepalive_s=5, spool_commit_s=0.5, **ACCEPTING
+            made.port, tmp_path / "spool", is_impatient=True, spool_commit_s=0.5, **ACCEPTING
         ) as box:
             eventually(lambda: box.status.state == "connected")
             box.make(10)

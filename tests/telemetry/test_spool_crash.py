@@ -17,7 +17,7 @@ from fakes.spool_writer import environment
 
 from edge_rt.telemetry.spool import Spool
 
-KILLS = 25
+KILLS = 15
 
 
 def killed_run(path: Path, first: int, seed: int, after_s: float) -> list[str]:

@@ -14,7 +14,7 @@ from fakes.spool import MIB, drain, files_bytes, record, seqs
 from edge_rt.telemetry.spool import Spool
 
 DAY_S = 24 * 3600
-COMMIT_S = 30  # six times the default: what it costs is the disk's time to sync
+COMMIT_S = 60  # twelve times the default: what it costs is the disk's time to sync
 
 
 def in_memory() -> tuple[int, int]:
