@@ -40,6 +40,7 @@ _UNSUPPORTED_PROTOCOL = 0x84
 _NOT_AUTHORIZED = 0x87
 _TAKEN_OVER = 0x8E
 _PROTOCOL_ERROR = 0x82
+_FAILURE = 0x80  # and above, of any reason code
 _CUT = 0x80  # paho's for a socket that the other side has closed
 _WITH_WILL = 0x04
 
@@ -65,6 +66,11 @@ class Acknowledgement(NamedTuple):
     mid: int
     code: int
     reason: str
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the broker did not take the message."""
+        return self.code >= _FAILURE
 
 
 class Accepted(NamedTuple):

@@ -18,8 +18,6 @@ WINDOW = 20  # publishes without PUBACK; so many records may arrive twice after 
 MOST_WAITING = 1000  # messages of the daemon's own, which only a flood of commands makes
 LEAST_SLEEP_S = 0.02
 
-_FAILURE = 0x80
-
 
 class _Sent(NamedTuple):
     at_s: float
@@ -191,15 +189,15 @@ class Delivery:
 
     def _settle(self, connection: Connection, now_s: float) -> None:
         while connection.acknowledged:
-            mid, code, reason = connection.acknowledged.popleft()
-            sent = self._sent.pop(mid, None)
+            answer = connection.acknowledged.popleft()
+            code, reason = answer.code, answer.reason
+            sent = self._sent.pop(answer.mid, None)
             if sent is None:
                 continue
-            is_accepted = code < _FAILURE
             if sent.record is None:
-                if not is_accepted:
+                if answer.is_refused:
                     self._tell("state, info or answers", reason)
-            elif is_accepted:
+            elif not answer.is_refused:
                 self.published += 1
                 self._replayed += sent.is_historical
                 self._refusals.accept(sent.record.key)

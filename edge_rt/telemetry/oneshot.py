@@ -15,7 +15,6 @@ from edge_rt.telemetry.settings import MqttSettings
 
 TIMEOUT_S, STEP_S = 30.0, 10.0
 TURN_MS = 100
-REFUSED = 0x80  # and above, of a PUBACK's codes
 
 
 def publish(
@@ -55,7 +54,7 @@ def _send(connection: Connection, message: Message, deadline_s: float) -> str:
             mid = connection.publish(message)
         for answer in connection.acknowledged:
             if answer.mid == mid:
-                return f"the broker refused it: {answer.reason}" if answer.code >= REFUSED else ""
+                return f"the broker refused it: {answer.reason}" if answer.is_refused else ""
     return connection.ended
 
 

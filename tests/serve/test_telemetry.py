@@ -234,6 +234,22 @@ def test_settings_that_cannot_work_are_refused_at_the_start(
         assert message in done.stderr
 
 
+def test_a_bundle_that_does_not_load_is_a_failure(
+    demo_bundle: Bundles, tmp_path: Path, bus: Broker
+) -> None:
+    device = Device(tmp_path, bus.port)
+    command = [sys.executable, "-m", "edge_rt", "serve", "--bundle", str(tmp_path / "nowhere")]
+    with listener(bus.port) as ears:
+        command += ["--port", "0", "--config", str(device.file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1, done.stderr
+        with device.serving(demo_bundle("demo.null")):  # it sends what the first had no time for
+            failed = eventually(
+                lambda: [one for one in ours(ears.heard, "event") if one["event"] == "failed"]
+            )[0]
+    assert "nowhere" in failed["message"]
+
+
 @pytest.mark.slow
 def test_twenty_kills(demo_bundle: Bundles, tmp_path: Path, bus: Broker) -> None:
     """The spool opens each time; what is lost is of the last commit interval."""
