@@ -131,12 +131,9 @@ def test_a_life(demo_bundle: Bundles, tmp_path: Path, bus: Broker) -> None:
         if one.topic.startswith("edge_rt/") and "/cmd/" not in one.topic:
             schema.check(one.topic, one.fields)
     states = [fields["state"] for fields in ours(heard, "state")]
-    assert [state for state, _ in itertools.groupby(states)] == [
-        "loading",
-        "ready",
-        "draining",
-        "offline",
-    ]
+    *first, ready, draining, offline = (state for state, _ in itertools.groupby(states))
+    assert (ready, draining, offline) == ("ready", "draining", "offline")
+    assert first in ([], ["loading"])  # the null engine may be ready before the connection is
     assert ours(heard, "state")[-1]["reason"] == "stopped"
     for kind in ("telemetry", "event", "bench"):
         assert len(is_complete(ours(heard, kind))) == 1
