@@ -100,6 +100,21 @@ def is_complete(records: list[dict[str, Any]]) -> dict[str, list[int]]:
     return found
 
 
+def give_commands(ears: Listener) -> None:
+    """One that is answered with a measurement, and one that is refused."""
+    topic = next(one.topic for one in ears.heard if one.topic.endswith("/state"))
+    prefix = topic.removesuffix("/state")
+    ears.send(f"{prefix}/cmd/bench", '{"samples": 2}', response="re", correlation=b"7")
+    answer = eventually(lambda: ears.on("re"))[0]
+    assert answer.correlation == b"7"
+    assert answer.fields["ok"] is True
+    assert answer.fields["tokens"] == 64
+    ears.send(f"{prefix}/cmd/bench", '{"sample": 2}', response="re2")
+    refused = eventually(lambda: ears.on("re2"))[0].fields
+    assert refused["ok"] is False
+    assert "did you mean 'samples'" in refused["error"]
+
+
 def test_a_life(demo_bundle: Bundles, tmp_path: Path, bus: Broker) -> None:
     device = Device(tmp_path, bus.port)
     with listener(bus.port) as ears:
@@ -110,17 +125,7 @@ def test_a_life(demo_bundle: Bundles, tmp_path: Path, bus: Broker) -> None:
             eventually(
                 lambda: "settings-reloaded" in [e["event"] for e in ours(ears.heard, "event")]
             )
-            topic = next(one.topic for one in ears.heard if one.topic.endswith("/state"))
-            prefix = topic.removesuffix("/state")
-            ears.send(f"{prefix}/cmd/bench", '{"samples": 2}', response="re", correlation=b"7")
-            answer = eventually(lambda: ears.on("re"))[0]
-            assert answer.correlation == b"7"
-            assert answer.fields["ok"] is True
-            assert answer.fields["tokens"] == 64
-            ears.send(f"{prefix}/cmd/bench", '{"sample": 2}', response="re2")
-            refused = eventually(lambda: ears.on("re2"))[0].fields
-            assert refused["ok"] is False
-            assert "did you mean 'samples'" in refused["error"]
+            give_commands(ears)
             assert metric(daemon, 'edge_rt_mqtt_state{state="connected"}') == 1
             assert metric(daemon, "edge_rt_board_power_watts") is not None
             daemon.process.send_signal(signal.SIGTERM)
