@@ -20,7 +20,7 @@ import httpx
 import pytest
 from fakes import schema
 from fakes.board_trees import jetpack6
-from fakes.broker import Broker, Heard, broker, listener
+from fakes.broker import Broker, Heard, Listener, broker, listener
 from fakes.waiting import eventually, free_port
 from paho.mqtt.client import topic_matches_sub
 
