@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from edge_rt.power.nvpmodel import parse_query
+
 ROOT = Path("/")
 SWAP_BYTES = 64 << 20  # less is what a system puts aside in idle hours
 LOAD_SHARE, LOAD_LEAST = 0.1, 0.5  # of the cores, and at the least half of one
@@ -115,11 +117,11 @@ def jetson_clocks(shown: str | None) -> str | None:
 
 def power_mode(queried: str | None) -> str | None:
     """Whether `nvpmodel -q` names another mode than the largest."""
-    match = re.search(r"NV Power Mode:\s*(\S+)", queried or "")
-    if match is None or match[1].upper().startswith("MAXN"):
+    mode = parse_query(queried or "")
+    if mode is None or mode.upper().startswith("MAXN"):
         return None
     return (
-        f"the power mode is {match[1]}, not MAXN: the result is one of this mode only "
+        f"the power mode is {mode}, not MAXN: the result is one of this mode only "
         f"(sudo nvpmodel -m N changes it, /etc/nvpmodel.conf lists the modes)"
     )
 

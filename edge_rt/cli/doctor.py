@@ -101,16 +101,15 @@ def examine() -> tuple[dict[str, Any], list[Problem]]:
 
 
 def memory_available_bytes() -> int | None:
-    """What can be allocated without swapping; None where /proc does not tell.
+    """What can be allocated without swapping; None where /proc does not tell."""
+    from edge_rt.power.memory import Memory
+    from edge_rt.power.nodes import NodeError, Nodes
+    from edge_rt.power.watch import Watch
 
-    MemAvailable, not MemFree: on a board whose GPU shares the memory the page cache fills the rest.
-    """
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
+        return Memory.read(Nodes("/", Watch())).available_bytes
+    except NodeError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
 
 
 def _providers() -> list[str]:

@@ -1,8 +1,7 @@
-"""What reads the machine's sensors: a Jetson's, another Linux machine's with its GPUs, or none."""
+"""What reads the machine's sensors: a Jetson's, or another Linux machine's with its GPUs."""
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
 from edge_rt.core import BoardInfo, BoardReading
@@ -32,23 +31,11 @@ class Board(Protocol):
         """Let go of what it has opened; any thread may call it."""
 
 
-class NoBoard:
-    """For those who want nothing read."""
-
-    info = BoardInfo("none")
-
-    def read(self) -> BoardReading:
-        """Nothing."""
-        return BoardReading(time.monotonic_ns())
-
-    def close(self) -> None:
-        """Nothing."""
-
-
 def open_board(settings: BoardSettings, watch: Watch | None = None) -> Board:
-    """The sensors that this machine has; `watch` is told of each node that is being read."""
-    if settings.kind == "none":
-        return NoBoard()
+    """The sensors that this machine has; `watch` is told of each node that is being read.
+
+    Whom nothing is to be read for (kind "none") does not call it.
+    """
     nodes = Nodes(settings.root, watch or Watch())
     identity = Identity.read(nodes)
     if identity.is_jetson:

@@ -6,31 +6,21 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from fakes.loops import Reader
+from fakes.loops import BENCH_LIMITS, Reader
 
 from edge_rt.bench.live import LiveBench
-from edge_rt.core import Limits, Request, SamplingParams
+from edge_rt.core import Request, SamplingParams
 from edge_rt.errors import EngineError, RequestError
 from edge_rt.loop import Loop
 from edge_rt.recipes import NullOptions
 from edge_rt.runtime.null import NullRunner
 
-LIMITS = Limits(
-    max_requests=4,
-    max_rows=4,
-    max_tokens_per_step=64,
-    prefill_chunk=16,
-    pages=4,
-    page_tokens=64,
-    max_context=64,
-    vocab_size=100,
-)
 PROMPTS = [(1, 2, 3), (4,), (5, 6)]
 
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    loop = Loop(NullRunner(LIMITS, NullOptions(step_ms=0.2)))
+    loop = Loop(NullRunner(BENCH_LIMITS, NullOptions(step_ms=0.2)))
     thread = threading.Thread(target=loop.run)
     thread.start()
     yield loop
@@ -68,7 +58,7 @@ def test_a_request_that_can_never_be_served(loop: Loop) -> None:
 
 
 def test_an_engine_that_is_shut_down_is_no_measurement() -> None:
-    loop = Loop(NullRunner(LIMITS, NullOptions(step_ms=5)))
+    loop = Loop(NullRunner(BENCH_LIMITS, NullOptions(step_ms=5)))
     thread = threading.Thread(target=loop.run)
     thread.start()
     stopping = threading.Timer(0.1, loop.stop)

@@ -3,30 +3,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from fakes.loops import BENCH_LIMITS
 
 from edge_rt.bench import timer
-from edge_rt.core import DecodeRow, Limits
+from edge_rt.core import DecodeRow
 from edge_rt.errors import EngineError
 from edge_rt.loop import Loop
 from edge_rt.recipes import NullOptions
 from edge_rt.runtime.base import Sampled
 from edge_rt.runtime.null import NullRunner
 
-LIMITS = Limits(
-    max_requests=4,
-    max_rows=4,
-    max_tokens_per_step=64,
-    prefill_chunk=16,
-    pages=4,
-    page_tokens=64,
-    max_context=64,
-    vocab_size=100,
-)
 PROMPTS = [(1, 2, 3), (4,), tuple(range(40)), (5, 6), (7,), (8,)]
 
 
 def null_loop() -> Loop:
-    return Loop(NullRunner(LIMITS, NullOptions()))
+    return Loop(NullRunner(BENCH_LIMITS, NullOptions()))
 
 
 def test_single_stream_waits_for_each_request() -> None:
@@ -58,4 +49,4 @@ class Dying(NullRunner):
 @pytest.mark.parametrize("scenario", [timer.single_stream, timer.offline])
 def test_half_an_answer_is_no_measurement(scenario: Callable[..., timer.Run]) -> None:
     with pytest.raises(EngineError, match=r"request .* failed: the device is lost"):
-        scenario(Loop(Dying(LIMITS, NullOptions())), PROMPTS, max_tokens=5)
+        scenario(Loop(Dying(BENCH_LIMITS, NullOptions())), PROMPTS, max_tokens=5)

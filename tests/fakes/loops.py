@@ -29,6 +29,17 @@ LIMITS = Limits(
     vocab_size=11,
 )
 
+BENCH_LIMITS = Limits(
+    max_requests=4,
+    max_rows=4,
+    max_tokens_per_step=64,
+    prefill_chunk=16,
+    pages=4,
+    page_tokens=64,
+    max_context=64,
+    vocab_size=100,
+)
+
 
 class Script(NullRunner):
     """A null engine that can be told to fail, or to answer wrongly, in its next calls."""

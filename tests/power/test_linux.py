@@ -107,14 +107,6 @@ def test_an_empty_machine_has_nothing_to_lose(tmp_path: Path) -> None:
     assert set(board.read().lost) == {"memory"}
 
 
-def test_none_reads_nothing() -> None:
-    board = open_board(BoardSettings(kind="none"))
-    assert board.info == BoardInfo("none")
-    reading = board.read()
-    assert (reading.memory_total_bytes, reading.lost) == (None, {})
-    board.close()
-
-
 def test_this_machine_is_read() -> None:
     board = open_board(BoardSettings())
     assert board.read().memory_total_bytes

@@ -6,13 +6,28 @@ import asyncio
 import contextlib
 import itertools
 import time
+from typing import Literal
 
 import pytest
 
+from edge_rt.power.settings import BoardSettings
 from edge_rt.serve.reporting import Reporting
 from edge_rt.serve.settings import Settings
 from edge_rt.serve.state import State
 from edge_rt.telemetry.settings import TelemetrySettings
+
+
+@pytest.mark.parametrize("kind", ["none", "auto"])
+def test_who_wants_no_sensors_has_none_read(kind: Literal["none", "auto"]) -> None:
+    state = State(Settings(board=BoardSettings(kind=kind)))
+    reporting = Reporting(state, lambda: None)
+    reporting.start()
+    deadline = time.monotonic() + 5
+    while kind == "auto" and state.board() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (state.board() is None) == (kind == "none")
+    asyncio.run(reporting.stop())
 
 
 def test_a_stall_is_one_long_interval(monkeypatch: pytest.MonkeyPatch) -> None:

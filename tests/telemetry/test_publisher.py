@@ -61,6 +61,14 @@ def test_live_records_are_not_historical(mosquitto: Broker, ear: Listener) -> No
     assert {fields["historical"] for fields in ear.records("telemetry")} == {False}
 
 
+def test_a_daemon_that_failed_is_offline_for_that(mosquitto: Broker, ear: Listener) -> None:
+    with device(mosquitto.port) as box:
+        box.publisher.set_state("failed")
+        eventually(lambda: "failed" in ear.states())
+    eventually(lambda: ear.states()[-1] == "offline")
+    assert ear.records("state")[-1]["reason"] == "failed"
+
+
 def test_late_subscriber_sees_the_state_and_stop_is_offline(
     mosquitto: Broker, ear: Listener
 ) -> None:
