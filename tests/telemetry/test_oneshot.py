@@ -66,6 +66,17 @@ def test_a_refused_login(tmp_path: Path) -> None:
             oneshot.publish(settings, "box", "bench", FIELDS)
 
 
+def test_a_topic_that_is_not_allowed(tmp_path: Path) -> None:
+    rights = tmp_path / "acl"
+    rights.write_text("topic readwrite elsewhere/#\n")
+    with broker(tmp_path, f"acl_file {rights}") as bus:
+        settings = MqttSettings(host="127.0.0.1", port=bus.port)
+        with pytest.raises(
+            PublishError, match=r"box/bench could not .* refused it: Not authorized"
+        ):
+            oneshot.publish(settings, "box", "bench", FIELDS)
+
+
 def test_nobody_there_and_one_who_says_nothing() -> None:
     settings = MqttSettings(host="127.0.0.1", port=free_port())
     with pytest.raises(PublishError, match="refused"):
